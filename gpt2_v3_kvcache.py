@@ -1,0 +1,214 @@
+"""GPT-2 inference in plain NumPy, v3: no key or value is computed twice.
+
+    python gpt2_v3_kvcache.py "One day" "There was a poor woodcutter who"
+"""
+import math
+
+import numpy as np
+from tqdm import tqdm
+
+import utils
+
+
+def gelu(x):
+    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2), any shape -> same shape, as GPT-2 approximates it:
+
+    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+    """
+    # In place, since this is the widest array of the model and each new one costs more time than the arithmetic on it.
+    # Python floats leave float32 as it is; np.sqrt(2 / np.pi) would turn the whole model into float64.
+    y = x * x
+    y *= 0.044715
+    y += 1
+    y *= x  # x + 0.044715 * x^3, without the slow x**3
+    y *= math.sqrt(2 / math.pi)
+    np.tanh(y, out=y)
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
+
+
+def softmax(x):
+    """Softmax over the last axis: any shape -> same shape, each row adds up to 1."""
+    x = x - np.max(x, axis=-1, keepdims=True)
+    with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
+        np.exp(x, out=x)
+    # np.sum adds in blocks, so zeros in front (masked keys) would regroup its terms; a product with ones does not.
+    x /= (x @ np.ones(x.shape[-1], x.dtype))[..., None]
+    return x
+
+
+def layer_norm(x, g, b, eps=1e-5):
+    """Layer normalization over the last axis (Ba et al. 2016, section 3), then scale g and shift b, both [n_embd]."""
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(x * x, axis=-1, keepdims=True)
+    x /= np.sqrt(variance + eps)
+    return x * g + b
+
+
+def linear(x, w, b=0):
+    """x [B, T, n_in], w [n_in, n_out], b [n_out] -> [B, T, n_out]."""
+    # NumPy would make one BLAS call per row of the batch, each reading all of w; flattened rows read it once. Up to two
+    # rows are left as they are, because one token of each is then a matrix-vector product, which is faster still.
+    rows = x.reshape(-1, x.shape[-1]) if len(x) > 2 else x  # [B, T, n_in] -> [B*T, n_in]
+    return (rows @ w + b).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def ffn(x, c_fc, c_proj):
+    """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
+    x = gelu(linear(x, **c_fc))  # [B, T, n_embd] -> [B, T, 4*n_embd]
+    return linear(x, **c_proj)  # [B, T, 4*n_embd] -> [B, T, n_embd]
+
+
+def attention(q, k, v, mask):
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
+
+    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
+    -> [..., n_q, d_head].
+    """
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head], [..., d_head, n_k] -> [..., n_q, n_k]
+    scores += mask
+    return softmax(scores) @ v  # [..., n_q, n_k], [..., n_k, d_head] -> [..., n_q, d_head]
+
+
+def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
+    B, T, n_embd = x.shape
+    x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
+    x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
+    q, *kv = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
+    n_k = mask.shape[-1]  # the keys cached before and these T
+    kv_cache[:, :, :, n_k - T : n_k] = kv  # into T of the T_max slots
+    k, v = kv_cache[:, :, :, :n_k]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
+    x = attention(q, k, v, mask)
+    x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
+    return linear(x, **c_proj)
+
+
+def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache):
+    """One pre-norm block (Radford et al. 2019, section 2.3): x -> same shape."""
+    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, kv_cache=kv_cache)
+    return x + ffn(layer_norm(x, **ln_2), **mlp)
+
+
+def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None):
+    """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
+
+    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it.
+    attention_mask [B, n_past + T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean
+    nothing. n_logits asks for those of the last n_logits positions only.
+    """
+    input_ids = np.asarray(input_ids)
+    B, T = input_ids.shape
+    if kv_cache is None:
+        kv_cache = init_kv_cache(len(blocks), B, n_head, T, wte.shape[1] // n_head, wte.dtype)
+    n_past, T_max = kv_cache["length"], kv_cache["blocks"].shape[-2]
+    if n_past + T > T_max:
+        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
+    if attention_mask is None:
+        attention_mask = np.ones((B, n_past + T), dtype=int)
+    real = np.asarray(attention_mask, dtype=bool)
+    # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
+    position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
+    x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
+    # Query 0 is the token at n_past: it sees the keys before it, so the triangle starts there.
+    visible = np.tri(T, n_past + T, n_past, dtype=bool) & real[:, None, None, :]  # -> [B, 1, T, n_past+T]
+    mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
+    for block, block_cache in zip(blocks, kv_cache["blocks"]):
+        x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
+    kv_cache["length"] += T
+    if n_logits is not None:
+        x = x[:, T - n_logits :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    return linear(layer_norm(x, **ln_f), wte.T)  # [B, T, n_embd] -> [B, T, n_vocab]
+
+
+def init_kv_cache(n_layer, B, n_head, T_max, d_head, dtype):
+    """An empty cache for B rows of up to T_max tokens each, pads included. It belongs to the caller and to one call.
+
+    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
+    """
+    return {"length": 0, "blocks": np.empty((n_layer, 2, B, n_head, T_max, d_head), dtype)}
+
+
+def prefill(input_ids, params, n_head, kv_cache, attention_mask, chunk=128):
+    """Put the prompts' keys and values into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position.
+
+    attention_mask [B, n_past + T]. A chunk of the prompt at a time, because its arrays then fit the processor's caches
+    and no score of a key in a later chunk is computed.
+    """
+    n_past, T = kv_cache["length"], input_ids.shape[1]
+    for start in range(0, T, chunk):
+        stop = min(start + chunk, T)
+        logits = gpt2(
+            input_ids[:, start:stop], **params, n_head=n_head, attention_mask=attention_mask[:, : n_past + stop],
+            kv_cache=kv_cache, n_logits=1 if stop == T else 0,
+        )
+    return logits[:, -1]
+
+
+def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask):
+    """One more token per row: input_ids [B] -> logits [B, n_vocab]; attention_mask [B, n_past + 1]."""
+    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+
+
+def check_lengths(lengths, n_tokens_to_generate, n_ctx):
+    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    if n_tokens_to_generate < 0:
+        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
+    for i, length in enumerate(lengths):
+        if length == 0:
+            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
+        if length + n_tokens_to_generate > n_ctx:
+            raise ValueError(
+                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
+                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
+            )
+
+
+def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=None):
+    """Greedy decoding: input_ids [B, T] -> the n_tokens_to_generate new ids of each row, B lists of int.
+
+    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises ValueError before any compute where a
+    prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
+    """
+    input_ids = np.asarray(input_ids)
+    B, T = input_ids.shape
+    if attention_mask is None:
+        attention_mask = np.ones((B, T), dtype=int)
+    check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    if not np.all(np.asarray(attention_mask)[:, -1]):
+        raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
+    attention_mask = np.append(attention_mask, np.ones((B, n_tokens_to_generate), dtype=int), axis=1)  # new ones are real
+    d_head = params["wte"].shape[1] // n_head
+    kv_cache = init_kv_cache(
+        len(params["blocks"]), B, n_head, T + n_tokens_to_generate, d_head, params["wte"].dtype
+    )
+    output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
+    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
+        if i == 0:
+            logits = prefill(input_ids, params, n_head, kv_cache, attention_mask[:, :T])
+        else:
+            logits = decode_one_token(output_ids[:, i - 1], params, n_head, kv_cache, attention_mask[:, : T + i])
+        output_ids[:, i] = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
+    return output_ids.tolist()
+
+
+def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False):
+    """Print what the model writes after each prompt, choosing the best token each time.
+
+    Args:
+        prompts: one or more prompts, as text.
+        n_tokens_to_generate: how many tokens to add.
+        model: a model's name or folder.
+        models_dir: where models are looked for by name.
+        json: print a JSON object a line instead of plain text.
+    """
+    encoder, hparams, params = utils.load_model(model, models_dir)
+    input_ids, attention_mask = left_pad(utils.encode_prompts(encoder, prompts))
+    output_ids = generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask)
+    utils.print_texts(prompts, output_ids, [encoder.decode(ids) for ids in output_ids], json)
+
+
+if __name__ == "__main__":
+    utils.run(main)

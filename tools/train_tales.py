@@ -1,0 +1,231 @@
+"""Train the bundled model: a small GPT-2 on a text file of stories, and write it as a Hugging Face folder.
+
+    pip install -e ".[train]"
+    python tools/train_tales.py --data core.txt --out models/tales
+
+The text file holds plain text; a line `<|endoftext|>` separates one story from the next. The run is repeatable on one
+machine (fixed seed; the batch of a step depends on nothing but the seed and the step) and resumable: started again with
+the same settings it goes on from its checkpoint, and a finished run only writes the folder again.
+"""
+import json
+import math
+import os
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import fire
+import numpy as np
+import tokenizers
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+EOT = "<|endoftext|>"
+
+
+class Conv1D(nn.Module):
+    """A linear layer whose weight is [in, out], as GPT-2's checkpoints store it."""
+
+    def __init__(self, n_in, n_out, std):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(n_in, n_out) * std)
+        self.bias = nn.Parameter(torch.zeros(n_out))
+
+    def forward(self, x):
+        return F.linear(x, self.weight.T, self.bias)
+
+
+class Block(nn.Module):
+    def __init__(self, n_embd, n_head, n_layer):
+        super().__init__()
+        self.n_head = n_head
+        residual_std = 0.02 / math.sqrt(2 * n_layer)  # GPT-2 paper, section 2.3
+        self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
+        self.attn = nn.ModuleDict({"c_attn": Conv1D(n_embd, 3 * n_embd, 0.02), "c_proj": Conv1D(n_embd, n_embd, residual_std)})
+        self.mlp = nn.ModuleDict({"c_fc": Conv1D(n_embd, 4 * n_embd, 0.02), "c_proj": Conv1D(4 * n_embd, n_embd, residual_std)})
+
+    def forward(self, x):
+        B, T, n_embd = x.shape
+        qkv = self.attn["c_attn"](self.ln_1(x)).view(B, T, 3, self.n_head, n_embd // self.n_head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # 3 of [B, n_head, T, d_head]
+        a = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn["c_proj"](a.transpose(1, 2).reshape(B, T, n_embd))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate="tanh"))
+
+
+class GPT2(nn.Module):
+    """GPT-2 with the parameter names of Hugging Face's checkpoints (`wte.weight`, `h.0.attn.c_attn.weight`, ...)."""
+
+    def __init__(self, n_vocab, n_ctx, n_embd, n_head, n_layer):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(n_vocab, n_embd), nn.Embedding(n_ctx, n_embd)
+        nn.init.normal_(self.wte.weight, std=0.02)
+        nn.init.normal_(self.wpe.weight, std=0.02)
+        self.h = nn.ModuleList(Block(n_embd, n_head, n_layer) for _ in range(n_layer))
+        self.ln_f = nn.LayerNorm(n_embd)
+
+    def forward(self, ids):
+        x = self.wte(ids) + self.wpe.weight[: ids.shape[1]]
+        for block in self.h:
+            x = block(x)
+        return F.linear(self.ln_f(x), self.wte.weight)
+
+
+def read_stories(path):
+    stories = Path(path).read_text(encoding="utf-8").split(EOT)
+    return [story.strip() for story in stories if story.strip()]
+
+
+def split_stories(stories, held_out, seed):
+    """Whole stories are held out, so that no sentence of a held-out story was trained on."""
+    order = np.random.default_rng(seed).permutation(len(stories))
+    n = max(1, round(held_out * len(stories)))
+    return [stories[i] for i in sorted(order[n:])], [stories[i] for i in sorted(order[:n])]
+
+
+def train_tokenizer(stories, n_vocab):
+    """Byte-level BPE in GPT-2's order of ids: 256 bytes, the merges as learnt, `<|endoftext|>` last."""
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(stories, vocab_size=n_vocab - 1, min_frequency=2, show_progress=False)
+    tokenizer.add_special_tokens([EOT])
+    return tokenizer
+
+
+def to_stream(tokenizer, stories):
+    """All stories as one array of ids, each story preceded by `<|endoftext|>`."""
+    eot = tokenizer.token_to_id(EOT)
+    return np.array([i for story in tokenizer.encode_batch(stories) for i in (eot, *story.ids)], dtype=np.int64)
+
+
+@torch.no_grad()
+def held_out_loss(model, stream, n_ctx, n_bytes, eot):
+    """(nats per token, bits per byte) over consecutive windows of n_ctx, each token predicted once.
+
+    The first id (an `<|endoftext|>`) is context only. The bytes are those of the stories alone; the model pays for
+    predicting `<|endoftext|>` between them.
+    """
+    nats = 0.0
+    for start in range(0, len(stream) - 1, n_ctx):
+        window = torch.from_numpy(stream[start : start + n_ctx + 1])[None]
+        nats += F.cross_entropy(model(window[:, :-1])[0].float(), window[0, 1:], reduction="sum").item()
+    return nats / (len(stream) - 1), nats / math.log(2) / n_bytes
+
+
+@torch.no_grad()
+def continue_text(model, tokenizer, prompt, n_tokens, n_ctx, temperature, seed):
+    ids, generator = tokenizer.encode(prompt).ids, torch.Generator().manual_seed(seed)
+    for _ in range(n_tokens):
+        logits = model(torch.tensor([ids[-n_ctx:]]))[0, -1].float()
+        if temperature == 0:
+            ids.append(int(logits.argmax()))
+        else:
+            ids.append(int(torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)))
+    return tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def learning_rate(step, n_steps, peak, warmup):
+    """Linear warm-up, then a cosine down to 5 % of the peak."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    done = (step - warmup) / max(1, n_steps - warmup)
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def batch_of_step(stream, step, seed, n_tokens, window):
+    """[n_tokens / window, window + 1] ids; depends on nothing but its arguments, which makes a run resumable."""
+    starts = np.random.default_rng([seed, step]).integers(0, len(stream) - window, n_tokens // window)
+    return torch.from_numpy(stream[starts[:, None] + np.arange(window + 1)])
+
+
+def make_optimizers(model, weight_decay):
+    """Muon for the matrices inside the blocks, AdamW for embeddings, biases and layer norms."""
+    matrices = [p for p in model.h.parameters() if p.ndim == 2]
+    embeddings = [model.wte.weight, model.wpe.weight]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": embeddings, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [
+        torch.optim.Muon(matrices, weight_decay=weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True),
+    ]
+
+
+def train(data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n_ctx=512, n_embd=192, n_head=6, n_layer=6,
+          n_steps=5000, batch_tokens=4096, short_window=256, short_share=0.8, peak=4e-3, warmup=200, weight_decay=0.1,
+          clip=1.0, held_out=0.01, seed=0, data_name="", data_licence="", checkpoint_every=250):
+    """Train on `data` and write the model folder `out`.
+
+    `short_share` of the steps use windows of `short_window` tokens, the rest windows of `n_ctx`, so that every position
+    is trained. `data_name` and `data_licence` go into the model card as they are.
+    """
+    settings = {k: v for k, v in locals().items() if k not in ("out", "checkpoint", "checkpoint_every", "data_name", "data_licence")}
+    settings["data"] = Path(data).name
+    if short_window > n_ctx or batch_tokens % n_ctx or batch_tokens % short_window or n_embd % n_head:
+        sys.exit("batch_tokens must be a multiple of n_ctx and short_window, short_window <= n_ctx, n_embd a multiple of n_head")
+    stories = read_stories(data)
+    if len(stories) < 2:
+        sys.exit(f"{data}: needs at least two stories, separated by lines of {EOT}")
+    train_stories, test_stories = split_stories(stories, held_out, seed)
+    tokenizer = train_tokenizer(train_stories, n_vocab)
+    if tokenizer.get_vocab_size() != n_vocab:
+        sys.exit(f"{data}: too little text for {n_vocab} tokens; it gives {tokenizer.get_vocab_size()}")
+    stream, test_stream = to_stream(tokenizer, train_stories), to_stream(tokenizer, test_stories)
+    test_bytes = sum(len(story.encode()) for story in test_stories)
+    eot = tokenizer.token_to_id(EOT)
+
+    torch.manual_seed(seed)
+    model = GPT2(n_vocab, n_ctx, n_embd, n_head, n_layer)
+    optimizers = make_optimizers(model, weight_decay)
+    step, seconds, checkpoint = 0, 0.0, Path(checkpoint)
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        if saved["settings"] != settings:
+            sys.exit(f"{checkpoint} was made with other settings; move it away or name another --checkpoint")
+        model.load_state_dict(saved["model"])
+        for optimizer, state in zip(optimizers, saved["optimizers"]):
+            optimizer.load_state_dict(state)
+        step, seconds = saved["step"], saved["seconds"]
+        print(f"resumed at step {step} from {checkpoint}", file=sys.stderr)
+
+    def save():
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        part = checkpoint.with_suffix(".part")
+        torch.save({"settings": settings, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers],
+                    "step": step, "seconds": seconds}, part)
+        os.replace(part, checkpoint)
+
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(stream):,} tokens to train on, "
+          f"{len(test_stories)} stories of {test_bytes:,} bytes held out", file=sys.stderr)
+    bar = tqdm(total=n_steps, initial=step, unit="step", mininterval=10, dynamic_ncols=True)
+    while step < n_steps:
+        began = time.perf_counter()
+        window = short_window if step < short_share * n_steps else n_ctx
+        batch = batch_of_step(stream, step, seed, batch_tokens, window)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(batch[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step, n_steps, peak, warmup)
+            optimizer.step()
+            optimizer.zero_grad()
+        step, seconds = step + 1, seconds + time.perf_counter() - began
+        bar.update()
+        if step % 50 == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+        if step % checkpoint_every == 0 or step == n_steps:
+            save()
+            nats, bits = held_out_loss(model, test_stream, n_ctx, test_bytes, eot)
+            tqdm.write(f"step {step}: train {loss.item():.4f}, held out {nats:.4f} nats a token, {bits:.4f} bits a byte, "
+                       f"{step * batch_tokens / seconds:,.0f} tokens a second", file=sys.stderr)
+    bar.close()
+
+
+if __name__ == "__main__":
+    fire.Fire(train)
