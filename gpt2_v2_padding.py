@@ -11,9 +11,9 @@ import utils
 
 
 def gelu(x):
-    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2), any shape -> same shape, as GPT-2 approximates it:
+    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2): any shape -> same shape.
 
-    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+    As GPT-2 approximates it: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
     """
     # In place, since this is the widest array of the model and each new one costs more time than the arithmetic on it.
     # Python floats leave float32 as it is; np.sqrt(2 / np.pi) would turn the whole model into float64.
@@ -64,12 +64,12 @@ def ffn(x, c_fc, c_proj):
 def attention(q, k, v, mask):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
-    -> [..., n_q, d_head].
+    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
+    hide it -> [B, n_head, n_q, d_head].
     """
-    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head], [..., d_head, n_k] -> [..., n_q, n_k]
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
     scores += mask
-    return softmax(scores) @ v  # [..., n_q, n_k], [..., n_k, d_head] -> [..., n_q, d_head]
+    return softmax(scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask):

@@ -11,9 +11,9 @@ import utils
 
 
 def gelu(x):
-    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2), any shape -> same shape, as GPT-2 approximates it:
+    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2): any shape -> same shape.
 
-    0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+    As GPT-2 approximates it: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
     """
     # In place, since this is the widest array of the model and each new one costs more time than the arithmetic on it.
     # Python floats leave float32 as it is; np.sqrt(2 / np.pi) would turn the whole model into float64.
@@ -64,12 +64,12 @@ def ffn(x, c_fc, c_proj):
 def attention(q, k, v, mask):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
-    -> [..., n_q, d_head].
+    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
+    hide it -> [B, n_head, n_q, d_head].
     """
-    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head], [..., d_head, n_k] -> [..., n_q, n_k]
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
     scores += mask
-    return softmax(scores) @ v  # [..., n_q, n_k], [..., n_k, d_head] -> [..., n_q, d_head]
+    return softmax(scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
@@ -77,9 +77,9 @@ def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
     B, T, n_embd = x.shape
     x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
     x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
-    q, *kv = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
+    q, k, v = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
     n_k = mask.shape[-1]  # the keys cached before and these T
-    kv_cache[:, :, :, n_k - T : n_k] = kv  # into T of the T_max slots
+    kv_cache[:, :, :, n_k - T : n_k] = k, v  # into T of the T_max slots
     k, v = kv_cache[:, :, :, :n_k]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
     x = attention(q, k, v, mask)
     x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
@@ -95,14 +95,14 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache):
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None):
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
 
-    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it.
-    attention_mask [B, n_past + T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean
-    nothing. n_logits asks for those of the last n_logits positions only.
+    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
+    limits the logits to the last positions. attention_mask [B, n_past + T] is 1 for real tokens and 0 for pads; without
+    it all are real. Logits of pads mean nothing.
     """
     input_ids = np.asarray(input_ids)
     B, T = input_ids.shape
     if kv_cache is None:
-        kv_cache = init_kv_cache(len(blocks), B, n_head, T, wte.shape[1] // n_head, wte.dtype)
+        kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
     n_past, T_max = kv_cache["length"], kv_cache["blocks"].shape[-2]
     if n_past + T > T_max:
         raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
@@ -123,33 +123,16 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     return linear(layer_norm(x, **ln_f), wte.T)  # [B, T, n_embd] -> [B, T, n_vocab]
 
 
-def init_kv_cache(n_layer, B, n_head, T_max, d_head, dtype):
-    """An empty cache for B rows of up to T_max tokens each, pads included. It belongs to the caller and to one call.
+def left_pad(prompts, pad_id=0):
+    """Lists of ids -> input_ids [B, T] and attention_mask [B, T], 1 = real; T is the length of the longest prompt.
 
-    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
+    Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
-    return {"length": 0, "blocks": np.empty((n_layer, 2, B, n_head, T_max, d_head), dtype)}
-
-
-def prefill(input_ids, params, n_head, kv_cache, attention_mask, chunk=128):
-    """Put the prompts' keys and values into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position.
-
-    attention_mask [B, n_past + T]. A chunk of the prompt at a time, because its arrays then fit the processor's caches
-    and no score of a key in a later chunk is computed.
-    """
-    n_past, T = kv_cache["length"], input_ids.shape[1]
-    for start in range(0, T, chunk):
-        stop = min(start + chunk, T)
-        logits = gpt2(
-            input_ids[:, start:stop], **params, n_head=n_head, attention_mask=attention_mask[:, : n_past + stop],
-            kv_cache=kv_cache, n_logits=1 if stop == T else 0,
-        )
-    return logits[:, -1]
-
-
-def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask):
-    """One more token per row: input_ids [B] -> logits [B, n_vocab]; attention_mask [B, n_past + 1]."""
-    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+    check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
+    T = max(len(ids) for ids in prompts)
+    input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
+    attention_mask = np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
+    return input_ids, attention_mask
 
 
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
@@ -166,6 +149,33 @@ def check_lengths(lengths, n_tokens_to_generate, n_ctx):
             )
 
 
+def init_kv_cache(wte, blocks, n_head, B, T_max):
+    """An empty cache for B rows of up to T_max tokens each, pads included. It belongs to the caller.
+
+    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
+    """
+    shape = (len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head)  # 2: keys and values
+    return {"length": 0, "blocks": np.empty(shape, wte.dtype)}
+
+
+def prefill(input_ids, params, n_head, kv_cache, attention_mask, chunk=128):
+    """Put the prompts' keys and values into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position.
+
+    attention_mask [B, n_past + T]. The prompt is taken in chunks: small arrays are fast, and a chunk scores no later key.
+    """
+    n_past, T = kv_cache["length"], input_ids.shape[1]
+    for start in range(0, T, chunk):
+        stop = min(start + chunk, T)
+        ids, mask, n_logits = input_ids[:, start:stop], attention_mask[:, : n_past + stop], int(stop == T)
+        logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=kv_cache, n_logits=n_logits)
+    return logits[:, -1]
+
+
+def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask):
+    """One more token per row: input_ids [B] -> logits [B, n_vocab]; attention_mask [B, n_past + 1]."""
+    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+
+
 def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=None):
     """Greedy decoding: input_ids [B, T] -> the n_tokens_to_generate new ids of each row, B lists of int.
 
@@ -179,11 +189,8 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(np.asarray(attention_mask)[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    attention_mask = np.append(attention_mask, np.ones((B, n_tokens_to_generate), dtype=int), axis=1)  # new ones are real
-    d_head = params["wte"].shape[1] // n_head
-    kv_cache = init_kv_cache(
-        len(params["blocks"]), B, n_head, T + n_tokens_to_generate, d_head, params["wte"].dtype
-    )
+    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # [B, T] -> [B, T+n]
+    kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
     for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
         if i == 0:

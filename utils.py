@@ -1,20 +1,41 @@
-"""Everything around the model: weight files, tokenizers and the command line.
+"""Everything around the model: weight files, tokenizers, downloads and the command line.
 
-A model is a folder in Hugging Face's layout: `config.json`, `model.safetensors`, `vocab.json` and `merges.txt`.
-`load_model` turns it into what the `gpt2_v*.py` files work with: an encoder, hparams and params.
+    python utils.py inspect --model tales
+    python utils.py tokenize "some text" --merges
+    python utils.py download 124M
+    python utils.py convert --model tales --out tales.npz
+
+A model is a folder in Hugging Face's layout: `config.json`, `model.safetensors`, `vocab.json` and `merges.txt`. Other
+formats are read into the same form. `load_model` turns it into what the `gpt2_v*.py` files work with: an encoder,
+hparams and params.
 """
+import contextlib
+import errno
+import hashlib
 import inspect
 import json
 import math
 import os
 import re
+import shutil
 import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 import fire
 import numpy as np
 import tiktoken
+from tqdm import tqdm
+
+try:
+    import fcntl  # file locks, everywhere but on Windows
+except ImportError:
+    fcntl = None
+    import msvcrt
 
 EOT = "<|endoftext|>"
 
@@ -25,10 +46,19 @@ EOT = "<|endoftext|>"
 class StoredTensor(NamedTuple):
     """A tensor that still lies in its file: known without being read."""
 
-    dtype: str  # the file's own word for it: "F32", "F16", "BF16", "Q4_K", ...
+    dtype: str  # the file's word for it: "F32", "F16", "BF16", "Q4_K", ...
     shape: tuple
-    nbytes: int  # in the file
+    n_bytes: int  # in the file
     float32: Callable  # () -> float32 array of that shape; reads the file
+
+
+def to_float32(array):
+    """A float32 array that BLAS can use as it lies: the array itself if it is one, else a copy.
+
+    Axes stored in the other order would be rounded differently in a product, and unaligned data (older safetensors
+    files, OpenAI's GPT-2 among them) would be copied again in every product.
+    """
+    return np.require(array, dtype=np.float32, requirements=["C", "A"])
 
 
 # safetensors' names of types, and what NumPy calls them. NumPy has no bfloat16: its two bytes are read as an integer.
@@ -36,6 +66,7 @@ SAFETENSORS_DTYPES = {
     "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|b1",
     "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1", "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
 }  # fmt: skip
+FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16"}  # NumPy's names -> safetensors'
 MAX_HEADER = 100_000_000  # bytes; the limit that the safetensors library sets too
 
 
@@ -44,21 +75,20 @@ def read_safetensors_header(path):
 
     The file is: 8 bytes, the length N of the header as a little-endian integer; N bytes of JSON,
     `{"name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}`; then the data, to which the
-    offsets refer. Tensors must cover the data exactly, without gaps or overlaps, so no byte goes unexplained.
+    offsets refer. The tensors cover the data exactly, without gaps or overlaps, so no byte goes unexplained.
 
     Returns (header without `__metadata__`, position in the file where the data starts).
-    Raises ValueError, naming file and tensor, for anything else. Nothing is read or allocated on the word of the
-    header alone.
+    Raises ValueError, naming file and tensor, for anything else. Nothing is allocated on the word of the file alone.
     """
     file_size = os.path.getsize(path)
     if file_size < 8:
-        raise ValueError(f"{path}: not a safetensors file: {file_size} bytes, shorter than the 8 that give the header's length")
+        raise ValueError(f"{path}: {file_size} bytes, shorter than the 8 with which a safetensors file begins")
     with open(path, "rb") as file:
         header_size = int.from_bytes(file.read(8), "little")
         if header_size > min(MAX_HEADER, file_size - 8):
             raise ValueError(
-                f"{path}: not a whole safetensors file: a header of {header_size} bytes is announced, "
-                f"the file has {file_size} and the limit is {MAX_HEADER}"
+                f"{path}: not a whole safetensors file: it announces a header of {header_size} bytes, "
+                f"but has {file_size} itself, and {MAX_HEADER} is the limit"
             )
         header = parse_json(file.read(header_size), f"{path}: header")
     header.pop("__metadata__", None)
@@ -67,37 +97,38 @@ def read_safetensors_header(path):
     for name, entry in header.items():
         where = f"{path}: tensor {name!r}"
         if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
-            raise ValueError(f"{where}: needs dtype, shape and data_offsets")
+            raise ValueError(f"{where}: dtype, shape and data_offsets are expected, not {entry!r:.60}")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
-            raise ValueError(f"{where}: unknown dtype {dtype!r} (known: {', '.join(SAFETENSORS_DTYPES)})")
+            raise ValueError(f"{where}: unknown dtype {dtype!r:.60}; known: {', '.join(SAFETENSORS_DTYPES)}")
         if not is_list_of_sizes(shape):
-            raise ValueError(f"{where}: shape {shape!r} is not a list of sizes")
+            raise ValueError(f"{where}: shape {shape!r:.60} is not a list of sizes")
         if not is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise ValueError(f"{where}: data_offsets {offsets!r} are not [begin, end] with 0 <= begin <= end")
-        if offsets[1] > data_size:
-            raise ValueError(f"{where}: ends at byte {offsets[1]} of the data, past its end at {data_size} (cut file?)")
+            raise ValueError(f"{where}: data_offsets {offsets!r:.60} are not [begin, end] with 0 <= begin <= end")
+        begin, end = offsets
+        if end > data_size:
+            raise ValueError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
         n_bytes = math.prod(shape) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
-        if n_bytes != offsets[1] - offsets[0]:
-            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, its data_offsets {offsets} hold {offsets[1] - offsets[0]}")
+        if n_bytes != end - begin:
+            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, data_offsets give {end - begin}")
 
-    end = 0
+    last_end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        begin = entry["data_offsets"][0]
-        if begin != end:
-            what = "overlaps the tensor before it" if begin < end else "leaves a gap before it"
-            raise ValueError(f"{path}: tensor {name!r}: {what}: begins at byte {begin}, the last one ended at {end}")
-        end = entry["data_offsets"][1]
-    if end != data_size:
-        raise ValueError(f"{path}: {data_size - end} bytes after the last tensor belong to none")
+        begin, end = entry["data_offsets"]
+        if begin != last_end:
+            fault = "overlaps the tensor before it" if begin < last_end else "leaves a gap before it"
+            raise ValueError(f"{path}: tensor {name!r}: {fault}: begins at byte {begin}, not at {last_end}")
+        last_end = end
+    if last_end != data_size:
+        raise ValueError(f"{path}: {data_size - last_end} bytes after the last tensor belong to none")
     return header, data_start
 
 
 def read_safetensors(path):
     """Map a safetensors file into memory -> {name: StoredTensor}.
 
-    F32 tensors are read-only views of the file: the operating system reads a page when it is first used. The other
-    float types are converted to float32 when asked for. Raises ValueError as `read_safetensors_header` does.
+    F32 tensors become read-only views of the file: the operating system reads a page of it when it is first used.
+    Raises ValueError as `read_safetensors_header` does.
     """
     header, data_start = read_safetensors_header(path)
     # np.asarray: a plain array on the same memory, without memmap's bookkeeping in every later operation.
@@ -108,14 +139,33 @@ def read_safetensors(path):
             raw = data[begin:end].view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
                 return (raw.astype(np.uint32) << 16).view(np.float32)
-            if dtype not in ("F64", "F32", "F16"):
+            if dtype not in FLOATS.values():
                 raise ValueError(f"{path}: tensor {name!r}: weights of type {dtype}; F32, F16, BF16 and F64 are supported")
-            # Old files do not align their data. BLAS would then copy a weight in each product: copy it once, here.
-            return np.require(raw, dtype=np.float32, requirements="A")
+            return to_float32(raw)
 
         return StoredTensor(dtype, tuple(shape), end - begin, float32)
 
     return {name: stored(name, e["dtype"], e["shape"], *e["data_offsets"]) for name, e in header.items()}
+
+
+def read_sharded_safetensors(index_path):
+    """Read the tensors that `model.safetensors.index.json` finds in several files beside it -> {name: StoredTensor}."""
+    weight_map = parse_json(read_text(index_path), index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ValueError(f"{index_path}: weight_map, from tensors to files, is missing")
+    tensors = {}
+    for file in sorted(set(weight_map.values())):
+        if not re.fullmatch(r"[\w-][\w.-]*", file):  # a file of this folder, not a path out of it
+            raise ValueError(f"{index_path}: {file!r} is not the plain name of a file in its folder")
+        shard_path = index_path.parent / file
+        if not shard_path.is_file():
+            raise ValueError(f"{index_path}: {file} is missing")
+        shard = read_safetensors(shard_path)
+        names = [name for name in weight_map if weight_map[name] == file]
+        if set(names) != set(shard):
+            raise ValueError(f"{index_path}: {file} does not hold the tensors listed for it: {listed(set(names) ^ set(shard))}")
+        tensors.update(shard)
+    return tensors
 
 
 def write_safetensors(path, tensors, metadata=None):
@@ -125,13 +175,13 @@ def write_safetensors(path, tensors, metadata=None):
     """
     header, offset = {"__metadata__": metadata} if metadata else {}, 0
     for name, array in tensors.items():
-        dtype = {"float32": "F32", "float16": "F16"}.get(array.dtype.name)
-        if dtype is None:
+        if array.dtype not in (np.float32, np.float16):
             raise ValueError(f"{path}: tensor {name!r}: {array.dtype} is not written, only float32 and float16")
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
-        offset += array.nbytes
+        end = offset + array.nbytes
+        header[name] = {"dtype": FLOATS[array.dtype.name], "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header).encode("utf-8")
-    text += b" " * (-len(text) % 8)  # spaces, so that the data starts aligned for every dtype
+    text += b" " * (-len(text) % 8)  # so that the data starts aligned for every dtype
     with replacing(path) as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
@@ -139,49 +189,172 @@ def write_safetensors(path, tensors, metadata=None):
             file.write(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
 
 
-class replacing:
+def read_npz(path):
+    """Read a .npz file -> {name: StoredTensor}, {file name: text}.
+
+    A .npz is a zip of .npy files, one for each tensor; each is read when it is asked for. `write_npz` puts the text
+    files of the model beside them. Python objects are never unpickled. Raises ValueError, naming file and tensor.
+    """
+
+    def stored(name, dtype, shape, n_bytes):
+        def float32():
+            with naming_faults(f"{path}: tensor {name!r}"), np.load(path, allow_pickle=False) as archive:
+                return to_float32(archive[name])
+
+        return StoredTensor(FLOATS.get(dtype.name, dtype.name), shape, n_bytes, float32)
+
+    tensors, files = {}, {}
+    with naming_faults(f"{path}: not a whole .npz file"):
+        archive = zipfile.ZipFile(path)
+    with archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            with naming_faults(f"{path}: tensor {name!r}"), archive.open(member) as file:
+                if name in TEXT_FILES:
+                    files[name] = file.read().decode("utf-8")
+                    continue
+                version = np.lib.format.read_magic(file)
+                read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+                shape, _, dtype = read_header[version](file)
+                n_bytes, n_found = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
+                if dtype.kind != "f":
+                    raise ValueError(f"an array of dtype {dtype}, not of floats")
+                if n_bytes != n_found:
+                    raise ValueError(f"{dtype} of shape {list(shape)} takes {n_bytes} bytes, the file holds {n_found}")
+                tensors[name] = stored(name, dtype, shape, n_bytes)
+    return tensors, files
+
+
+def write_npz(path, tensors, files):
+    """Write `{name: array}` and the text files of the model as one .npz, whole or not at all."""
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        for name, array in tensors.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+# llama.cpp's names for the parts of a GPT-2. It keeps the four linear weights as [out, in].
+GGUF_NAMES = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head", "attn_norm": "ln_1", "ffn_norm": "ln_2"}
+GGUF_LINEARS = {"attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+
+
+def read_gguf(path):
+    """Read a .gguf file -> {name: StoredTensor}, {file name: text}: its metadata as config.json and tokenizer files.
+
+    Needs the gguf package, which turns the quantised types into floats. Raises ValueError, also for another
+    architecture or tokenizer than GPT-2's.
+    """
+    try:
+        import gguf
+    except ImportError:
+        raise ValueError(f"{path}: GGUF files need the gguf package: pip install gguf") from None
+    with naming_faults(f"{path}: not a whole GGUF file"):
+        reader = gguf.GGUFReader(path)
+        fields = {key: field.contents() for key, field in reader.fields.items()}
+    for key, known in (("general.architecture", ("gpt2",)), ("tokenizer.ggml.model", ("gpt2", None)), ("tokenizer.ggml.pre", ("gpt-2", "default", None))):
+        if fields.get(key) not in known:
+            raise ValueError(f"{path}: {key} is {fields.get(key)!r}; only {known[0]!r} is supported")
+
+    def stored(tensor, transposed):
+        shape = [int(n) for n in tensor.shape]  # GGUF counts axes from the inside, NumPy from the outside
+
+        def float32():
+            try:
+                values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape[::-1])
+            except NotImplementedError:
+                kind = tensor.tensor_type.name
+                raise ValueError(f"{path}: tensor {tensor.name!r}: the gguf package cannot turn {kind} into floats") from None
+            return to_float32(np.asarray(values.T if transposed else values))
+
+        return StoredTensor(tensor.tensor_type.name, tuple(shape if transposed else shape[::-1]), int(tensor.n_bytes), float32)
+
+    tensors = {}
+    for tensor in reader.tensors:
+        block, part, kind = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*?)((?:\.weight|\.bias)?)", tensor.name).groups()
+        name = (f"h.{block}." if block else "") + {**GGUF_NAMES, **GGUF_LINEARS}.get(part, part) + kind
+        tensors[name] = stored(tensor, part in GGUF_LINEARS and kind == ".weight")
+
+    config = {
+        "model_type": "gpt2",
+        "n_positions": fields.get("gpt2.context_length"),
+        "n_embd": fields.get("gpt2.embedding_length"),
+        "n_layer": fields.get("gpt2.block_count"),
+        "n_head": fields.get("gpt2.attention.head_count"),
+        "n_inner": fields.get("gpt2.feed_forward_length"),
+        # A float32 in the file: the shortest decimal number that it can stand for is the one that was meant.
+        "layer_norm_epsilon": float(str(np.float32(fields.get("gpt2.attention.layer_norm_epsilon", 1e-5)))),
+        "vocab_size": tensors["wte.weight"].shape[0] if "wte.weight" in tensors else None,
+        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+    }
+    files = {"config.json": json.dumps(config)}
+    if "tokenizer.ggml.tokens" in fields:
+        tokens, merges = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.merges", [])
+        kinds = fields.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
+        unused, added = (gguf.TokenType.UNUSED,), (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
+        vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind not in unused}
+        files["vocab.json"] = json.dumps(vocab)
+        files["merges.txt"] = "#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges)
+        files["added_tokens.json"] = json.dumps({token: i for token, i in vocab.items() if kinds[i] in added})
+    return tensors, files
+
+
+@contextlib.contextmanager
+def replacing(path):
     """`with replacing(path) as file`: write bytes to `path.part`, which becomes `path` only if all went well."""
-
-    def __init__(self, path):
-        self.path, self.part = Path(path), Path(f"{path}.part")
-
-    def __enter__(self):
-        self.file = open(self.part, "wb")
-        return self.file
-
-    def __exit__(self, kind, error, trace):
-        self.file.close()
-        if kind is None:
-            os.replace(self.part, self.path)
-        else:
-            self.part.unlink()
+    part = Path(f"{path}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
 
 
-def is_list_of_sizes(value):
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+@contextlib.contextmanager
+def naming_faults(where):
+    """Turn what libraries raise for a broken file into a ValueError that begins with `where`."""
+    try:
+        yield
+    except (ValueError, KeyError, IndexError, OverflowError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def read_text(path):
+    with naming_faults(path):
+        return Path(path).read_text(encoding="utf-8")
 
 
 def parse_json(text, where):
     """A JSON object -> dict. Raises ValueError, beginning with `where`, for anything else and for a key given twice."""
 
     def unique(pairs):
-        if len(pairs) != len(dict(pairs)):
+        result = dict(pairs)
+        if len(result) != len(pairs):
             twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-            raise ValueError(f"{twice!r} is given twice")
-        return dict(pairs)
+            raise ValueError(f"{twice!r} is there twice")
+        return result
 
     try:
-        if isinstance(text, bytes):
-            text = text.decode("utf-8")
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON ({error})") from None
+        raise ValueError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: a JSON object is expected, found {type(value).__name__}")
+        raise ValueError(f"{where}: a JSON object is expected, not {text[:20]!r}")
     return value
 
 
-# ---------------------------------------------------------------- from a checkpoint to params
+def is_list_of_sizes(value):
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def listed(names, limit=10):
+    names = list(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+# ---------------------------------------------------------------- from files to params
 
 
 class Checkpoint(NamedTuple):
@@ -189,30 +362,47 @@ class Checkpoint(NamedTuple):
 
     path: Path
     tensors: dict  # name -> StoredTensor
-    files: dict  # "config.json" -> its text, and so on for those of TEXT_FILES that exist
+    files: dict  # "config.json" -> its text, and so on for those of TEXT_FILES that there are
 
 
-TEXT_FILES = ("config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json")
+TEXT_FILES = (
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def open_checkpoint(path):
-    """A model folder -> Checkpoint, with nothing but headers and small text files read."""
+    """A model folder or weight file -> Checkpoint, with nothing but headers and small text files read.
+
+    Text files are those in the folder; a .npz or .gguf file brings its own, else those beside it count.
+    Raises ValueError for what is none of these, with what would work.
+    """
     path = Path(path)
-    weights = path / "model.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"{path}: no model.safetensors in this folder")
-    return Checkpoint(path, read_safetensors(weights), read_text_files(path))
-
-
-def read_text_files(folder):
-    files = {}
-    for name in TEXT_FILES:
-        if (folder / name).is_file():
-            try:
-                files[name] = (folder / name).read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{folder / name}: not UTF-8 text ({error.reason} at byte {error.start})") from None
-    return files
+    if path.suffix in PICKLES and not path.is_dir():
+        raise ValueError(
+            f"{path}: PyTorch's own format is not read: it is a pickle, which can run any code when it is opened. "
+            "Load it where you trust it, with transformers, and write it with save_pretrained(folder): that gives model.safetensors"
+        )
+    if path.is_dir():
+        if (path / "model.safetensors").is_file():
+            tensors, files = read_safetensors(path / "model.safetensors"), {}
+        elif (path / "model.safetensors.index.json").is_file():
+            tensors, files = read_sharded_safetensors(path / "model.safetensors.index.json"), {}
+        else:
+            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf", *PICKLES))
+            if others and others[0].suffix in PICKLES:
+                return open_checkpoint(others[0])  # says why not
+            raise ValueError(f"{path}: no model.safetensors in this folder" + f"; to use {others[0].name}, give its path" * bool(others))
+    elif path.suffix == ".safetensors":
+        tensors, files = read_safetensors(path), {}
+    elif path.suffix == ".npz":
+        tensors, files = read_npz(path)
+    elif path.suffix == ".gguf":
+        tensors, files = read_gguf(path)
+    else:
+        raise ValueError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
+    folder = path if path.is_dir() else path.parent
+    return Checkpoint(path, tensors, files or {name: read_text(folder / name) for name in TEXT_FILES if (folder / name).is_file()})
 
 
 # All of them are 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), which is what `gelu` computes.
@@ -222,24 +412,24 @@ GELU_NAMES = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "ge
 def read_config(checkpoint):
     """Check a checkpoint's config.json -> dict.
 
-    Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx.
-    Raises ValueError for what is missing, not a size, or a feature that the series does not have, by name.
+    Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx,
+    eos_token_id (or None). Raises ValueError, by name, for what is missing, no size, or a feature that is not supported.
     """
     where = f"{checkpoint.path}: config.json"
     if "config.json" not in checkpoint.files:
-        raise ValueError(f"{where} is missing; it says how many heads the model has, which the weights do not")
+        raise ValueError(f"{where} is missing; without it nobody knows how many heads the model has")
     config = parse_json(checkpoint.files["config.json"], where)
-    config = {key: value for key, value in config.items() if value is not None}  # null is "as usual"
+    config = {key: value for key, value in config.items() if value is not None}  # null means "as usual"
 
     def refuse(key, instead):
-        raise ValueError(f"{where}: {key} is {config[key]!r}, which is not supported; {instead}")
+        raise ValueError(f"{where}: {key} {config[key]!r} is not supported: {instead}")
 
     if config.get("model_type", "gpt2") != "gpt2":
-        refuse("model_type", "only 'gpt2' is")
+        refuse("model_type", "only gpt2 is")
     if config.get("activation_function", "gelu_new") not in GELU_NAMES:
-        refuse("activation_function", f"these are: {', '.join(GELU_NAMES)}")
+        refuse("activation_function", f"GPT-2's gelu_new and its synonyms are ({', '.join(GELU_NAMES[1:])})")
     if config.get("add_cross_attention", False):
-        refuse("add_cross_attention", "only decoders by themselves are")
+        refuse("add_cross_attention", "only a decoder by itself is")
 
     sizes = {"n_vocab": "vocab_size", "n_ctx": "n_positions", "n_embd": "n_embd", "n_head": "n_head", "n_layer": "n_layer"}
     if "n_positions" not in config and "n_ctx" in config:
@@ -247,12 +437,11 @@ def read_config(checkpoint):
     missing = [key for key in sizes.values() if key not in config]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
-    config.setdefault("n_inner", 4 * config["n_embd"])
     for key in (*sizes.values(), "n_inner"):
-        if type(config[key]) is not int or config[key] < 1:
-            refuse(key, "a whole number above 0 is expected")
+        if type(config.get(key, 1)) is not int or config.get(key, 1) < 1:
+            refuse(key, "it must be a whole number above 0")
     if config["n_embd"] % config["n_head"]:
-        refuse("n_head", f"n_embd {config['n_embd']} is not a multiple of it")
+        refuse("n_head", f"n_embd {config['n_embd']} cannot be divided by it")
 
     features = {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
     for key, default in features.items():
@@ -260,64 +449,80 @@ def read_config(checkpoint):
         if type(features[key]) is not type(default):
             refuse(key, f"a {type(default).__name__} is expected")
     if not 0 < features["layer_norm_epsilon"] < 1:
-        refuse("layer_norm_epsilon", "a small number above 0 is expected")
-    return {**{key: config[name] for key, name in sizes.items()}, "n_inner": config["n_inner"], **features}
+        refuse("layer_norm_epsilon", "it must be a small number above 0")
+    return {
+        **{key: config[name] for key, name in sizes.items()},
+        "n_inner": config.get("n_inner", 4 * config["n_embd"]),
+        "eos_token_id": config.get("eos_token_id"),
+        **features,
+    }
 
 
 def expected_shapes(config):
-    """The names of a GPT-2's tensors, as in OpenAI's and Hugging Face's checkpoints, with the shapes a config gives them."""
+    """Names and shapes of the tensors of a GPT-2, as in OpenAI's and Hugging Face's checkpoints -> {name: shape}."""
     n_embd, n_inner = config["n_embd"], config["n_inner"]
     shapes = {"wte.weight": (config["n_vocab"], n_embd), "wpe.weight": (config["n_ctx"], n_embd)}
+
+    def add_layer_norm(name):
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (n_embd,)
+
+    def add_linear(name, n_in, n_out):
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (n_in, n_out), (n_out,)
+
     for i in range(config["n_layer"]):
-        for ln in ("ln_1", "ln_2"):
-            shapes[f"h.{i}.{ln}.weight"] = shapes[f"h.{i}.{ln}.bias"] = (n_embd,)
-        linears = {"attn.c_attn": (n_embd, 3 * n_embd), "attn.c_proj": (n_embd, n_embd), "mlp.c_fc": (n_embd, n_inner), "mlp.c_proj": (n_inner, n_embd)}
-        for name, (n_in, n_out) in linears.items():
-            shapes[f"h.{i}.{name}.weight"], shapes[f"h.{i}.{name}.bias"] = (n_in, n_out), (n_out,)
-    shapes["ln_f.weight"] = shapes["ln_f.bias"] = (n_embd,)
+        add_layer_norm(f"h.{i}.ln_1")
+        add_linear(f"h.{i}.attn.c_attn", n_embd, 3 * n_embd)
+        add_linear(f"h.{i}.attn.c_proj", n_embd, n_embd)
+        add_layer_norm(f"h.{i}.ln_2")
+        add_linear(f"h.{i}.mlp.c_fc", n_embd, n_inner)
+        add_linear(f"h.{i}.mlp.c_proj", n_inner, n_embd)
+    add_layer_norm("ln_f")
     return shapes
 
 
 def check_tensors(checkpoint, config):
     """The tensors that a GPT-2 of this config has -> {name: StoredTensor}, in order.
 
-    A prefix `transformer.` is taken off; the buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old
-    files) are left out; an `lm_head.weight` is left out if it is `wte`, which GPT-2 uses in its place.
+    A prefix `transformer.` is taken off. The buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old files)
+    are left out, and so is an `lm_head.weight` that equals `wte.weight`, which GPT-2 uses in its place.
     Raises ValueError for missing, unexpected and wrongly shaped tensors, by name, before any weight is used.
     """
     where, found = checkpoint.path, {}
     for full_name, tensor in checkpoint.tensors.items():
-        name = full_name[len("transformer.") :] if full_name.startswith("transformer.") else full_name
+        name = full_name.removeprefix("transformer.")
         if name in found:
             raise ValueError(f"{where}: {name} is there twice, with and without the prefix 'transformer.'")
         if not re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name):
             found[name] = tensor
     lm_head = found.pop("lm_head.weight", None)
 
-    if config["n_layer"] > len(found):  # before a list of expected names is made from a number that may be absurd
-        raise ValueError(f"{where}: config.json gives {config['n_layer']} layers, the weights are {len(found)} tensors in all")
+    if config["n_layer"] > len(found):  # before names are made up from a number that may be absurd
+        raise ValueError(f"{where}: config.json says n_layer {config['n_layer']}, but there are {len(found)} tensors in all")
     shapes = expected_shapes(config)
-    missing, unexpected = [n for n in shapes if n not in found], [n for n in found if n not in shapes]
+    missing, unexpected = [name for name in shapes if name not in found], [name for name in found if name not in shapes]
     if missing or unexpected:
-        parts = [f"{kind} tensors: {listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
-        raise ValueError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {'; '.join(parts)}")
+        faults = [f"{kind}: {listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
+        raise ValueError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {'; '.join(faults)}")
     for name, shape in shapes.items():
         if found[name].shape != shape:
-            raise ValueError(f"{where}: {name} has shape {list(found[name].shape)}, the config asks for {list(shape)}")
-    if lm_head is not None and not is_tied(lm_head, found["wte.weight"]):
-        raise ValueError(f"{where}: lm_head.weight differs from wte.weight; only models whose output layer is wte (tie_word_embeddings) are supported")
+            raise ValueError(f"{where}: {name} has shape {list(found[name].shape)}, config.json asks for {list(shape)}")
+    if lm_head is not None:
+        found["wte.weight"] = tie(lm_head, found["wte.weight"], where)
     return {name: found[name] for name in shapes}
 
 
-def is_tied(lm_head, wte):
-    if lm_head.shape != wte.shape:
-        return False
+def tie(lm_head, wte, where):
+    """One tensor for both ends of the model -> the StoredTensor to use as wte. Raises ValueError if they differ."""
+    chunks = [slice(i, i + 1024) for i in range(0, len(wte.float32()), 1024)] if lm_head.shape == wte.shape else []
     a, b = lm_head.float32(), wte.float32()
-    return all(np.array_equal(a[i : i + 1024], b[i : i + 1024]) for i in range(0, len(a), 1024))
-
-
-def listed(names, limit=10):
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    if chunks and all(np.array_equal(a[chunk], b[chunk]) for chunk in chunks):
+        return wte
+    # GGUF files often hold the one matrix twice, in two quantised types: near to each other, the larger one is better.
+    if chunks and lm_head.dtype != wte.dtype:
+        distance = math.sqrt(sum(float(np.sum((a[chunk] - b[chunk]) ** 2)) for chunk in chunks))
+        if distance < 0.3 * math.sqrt(sum(float(np.sum(b[chunk] ** 2)) for chunk in chunks)):
+            return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
+    raise ValueError(f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false); only models that use wte for both are supported")
 
 
 def load_params(checkpoint, n_tokens=None):
@@ -332,8 +537,7 @@ def load_params(checkpoint, n_tokens=None):
     """
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
-    if n_tokens is not None:
-        config["n_vocab"] = min(config["n_vocab"], n_tokens)
+    config["n_vocab"] = min(config["n_vocab"], n_tokens or config["n_vocab"])
 
     def linear(name):
         return {"w": tensors[f"{name}.weight"].float32(), "b": tensors[f"{name}.bias"].float32()}
@@ -344,15 +548,15 @@ def load_params(checkpoint, n_tokens=None):
         return ln if eps == 1e-5 else {**ln, "eps": eps}  # 1e-5 is the default of the versions' layer_norm
 
     def c_attn(i):
-        """Other scalings of the attention scores go into the queries: (s * q) @ k = s * (q @ k)."""
+        """Another scale of the attention scores goes into the queries, since (s * q) @ k = s * (q @ k)."""
         scale = 1.0 if config["scale_attn_weights"] else math.sqrt(config["n_embd"] // config["n_head"])
         if config["scale_attn_by_inverse_layer_idx"]:
             scale /= i + 1
         p = linear(f"h.{i}.attn.c_attn")
         if scale != 1.0:
-            column_scale = np.ones(3 * config["n_embd"], dtype=np.float32)
-            column_scale[: config["n_embd"]] = scale  # the first third makes the queries
-            p = {"w": p["w"] * column_scale, "b": p["b"] * column_scale}
+            scales = np.ones(3 * config["n_embd"], dtype=np.float32)
+            scales[: config["n_embd"]] = scale  # the first third of the columns makes the queries
+            p = {"w": p["w"] * scales, "b": p["b"] * scales}
         return p
 
     blocks = [
@@ -375,14 +579,14 @@ def load_params(checkpoint, n_tokens=None):
 
 # ---------------------------------------------------------------- tokenizer
 
-# How GPT-2 splits text into words before any merge; this spelling (tiktoken's) is the original pattern, only faster.
+# How GPT-2 splits text into words before any merge; this spelling (tiktoken's) means the same as the original, faster.
 SPLIT_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
 def byte_alphabet():
     """The printable character that stands for each byte in GPT-2's vocabulary files -> {character: byte}.
 
-    Printable bytes stand for themselves; the others, in order, for the characters from 256 on: the space is "Ġ".
+    Printable bytes stand for themselves; for the others, in order, stand the characters from 256 on: "Ġ" is the space.
     """
     plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in plain]
@@ -390,80 +594,446 @@ def byte_alphabet():
 
 
 class Encoder(tiktoken.Encoding):
-    """A tiktoken Encoding that takes `<|endoftext|>` and added tokens in a text for what they are."""
+    """A tiktoken Encoding that takes `<|endoftext|>` and other added tokens in a text for what they are.
 
-    def __init__(self, name, merges, specials, added, eot):
-        """merges: {bytes: id}, in merge order; specials: {text: id}, all other tokens; added: those found in text."""
-        super().__init__(name, pat_str=SPLIT_PATTERN, mergeable_ranks=merges, special_tokens=specials)
-        self.added, self.eot = added, eot
+    merge_ranks: {bytes of a merged token: the merge's place in merges.txt, from 0}.
+    """
 
-    def encode(self, text):
-        """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, are one id each."""
-        return super().encode(text, allowed_special=self.added, disallowed_special=())
+    def __init__(self, tokens, merge_ranks, others, added, eot, n_rows, add_prefix_space):
+        """tokens: {bytes: id} of single bytes and merges; others: {text: id}; added: {text: flags}, found in any text.
 
-    def decode(self, ids):
-        """Ids -> text; bytes that are not UTF-8 become U+FFFD. Raises ValueError for an id that is no token."""
-        try:
-            return super().decode([int(i) for i in ids])
-        except (KeyError, OverflowError):
-            raise ValueError(f"ids outside of the vocabulary of {self.n_vocab} tokens: {list(ids)}") from None
+        eot: id or None; n_rows: of wte, or None; add_prefix_space: a space is put before text that has none.
+        """
+        super().__init__("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=tokens, special_tokens=others)
+        self.merge_ranks, self.eot, self.n_rows, self.add_prefix_space = merge_ranks, eot, n_rows, add_prefix_space
+        self.known = {*tokens.values(), *others.values()}
+        patterns = []
+        self.added_ids = []
+        for text in sorted(added, key=len, reverse=True):  # of two that fit, the longer one
+            word = r"(?<!\w)({})(?!\w)" if added[text].get("single_word") else "({})"
+            space = [r"\s*" if added[text].get(side) else "" for side in ("lstrip", "rstrip")]
+            patterns.append(space[0] + word.format(re.escape(text)) + space[1])
+            self.added_ids.append(others[text])
+        self.added_pattern = re.compile("|".join(patterns) or r"(?!)")  # (?!) is found nowhere
+
+    def encode(self, text, *, allowed_special="all", disallowed_special=()):
+        """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, become one id each.
+
+        The keywords are tiktoken's, with other defaults. Raises ValueError for a token that the model has no row for.
+        """
+        if allowed_special != "all":
+            return super().encode(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
+        ids, start = [], 0
+        for match in self.added_pattern.finditer(text):
+            ids += [*self.encode_ordinary(text[start : match.start()]), self.added_ids[match.lastindex - 1]]
+            start = match.end()
+        ids += self.encode_ordinary(text[start:])
+        if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
+            token = self.decode_bytes([max(ids)])
+            raise ValueError(f"token {token!r} has id {max(ids)}, but the model's wte has {self.n_rows} rows: this tokenizer is not its own")
+        return ids
+
+    def encode_ordinary(self, text):
+        """text -> list of ids, with no token but those that merges make."""
+        if self.add_prefix_space and text and not text.startswith(" "):
+            text = " " + text
+        return super().encode_ordinary(text)
+
+    def decode_bytes(self, ids):
+        """Ids -> bytes. Raises ValueError for ids outside of the vocabulary; a gap in the numbering says nothing."""
+        ids = [int(i) for i in ids]
+        if not all(0 <= i < self.n_vocab for i in ids):
+            raise ValueError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(str(i) for i in ids if not 0 <= i < self.n_vocab)}")
+        return super().decode_bytes([i for i in ids if i in self.known])
+
+    def decode(self, ids, errors="replace"):
+        """Ids -> text. Bytes that are not UTF-8, as of a character cut in two, become U+FFFD."""
+        return self.decode_bytes(ids).decode("utf-8", errors=errors)
 
     @property
     def eot_token(self):
-        """The id of `<|endoftext|>`, from which an empty prompt starts."""
+        """The id of `<|endoftext|>`, from which an empty prompt starts. Raises ValueError if the tokenizer has none."""
+        if self.eot is None:
+            raise ValueError(f"this tokenizer has no {EOT} for an empty prompt to start from: give a prompt")
         return self.eot
 
 
-def load_encoder(checkpoint):
-    """The tokenizer of a checkpoint -> Encoder. Raises ValueError for one that is missing or not GPT-2's kind."""
+class NoEncoder:
+    """In place of the tokenizer that a model lacks: the weights can be used with ids, and text is refused."""
+
+    n_vocab = None
+
+    def __init__(self, where):
+        self.where = where
+
+    def encode(self, text=None):
+        raise ValueError(f"{self.where}: no tokenizer for text: vocab.json and merges.txt, or tokenizer.json, are missing here")
+
+    decode = decode_bytes = encode
+    eot_token = property(encode)
+
+
+def load_encoder(checkpoint, config=None):
+    """The tokenizer of a checkpoint -> Encoder, or NoEncoder where there is none.
+
+    config: from `read_config`, for the size of wte and the end-of-text id. Raises ValueError for a tokenizer that is
+    not GPT-2's kind, by the part that is not.
+    """
     where, files = checkpoint.path, checkpoint.files
-    if not {"vocab.json", "merges.txt"} <= set(files):
-        raise ValueError(f"{where}: no tokenizer: vocab.json and merges.txt are needed")
-    vocab = parse_json(files["vocab.json"], f"{where}: vocab.json")
-    lines = files["merges.txt"].split("\n")
-    merges = [line.split(" ") for line in lines[lines[0].startswith("#version") :] if line]
-    return build_encoder(vocab, merges, {EOT} & set(vocab), where)
+    if "tokenizer.json" in files:
+        vocab, merges, added, add_prefix_space = read_tokenizer_json(files["tokenizer.json"], f"{where}: tokenizer.json")
+    elif "vocab.json" in files and "merges.txt" in files:
+        vocab, merges, added, add_prefix_space = read_vocab_and_merges(files, where)
+    else:
+        return NoEncoder(where)
 
-
-def build_encoder(vocab, merges, added, where):
+    all_ids = {**vocab, **{text: flags["id"] for text, flags in added.items()}}
+    ids_fit = all(type(i) is int and 0 <= i < 2**31 for i in all_ids.values())
+    if not ids_fit or len(set(all_ids.values())) != len(all_ids):
+        raise ValueError(f"{where}: the ids of a vocabulary must be different whole numbers from 0 on")
     alphabet = byte_alphabet()
-    ids = {token: vocab[token] for token in alphabet if token in vocab}
-    if len(ids) != 256:
-        raise ValueError(f"{where}: the vocabulary has {len(ids)} of the 256 bytes; it is not GPT-2's kind (byte-level BPE)")
-    last = -1
-    for n, merge in enumerate(merges):
-        if len(merge) != 2 or not {*merge, "".join(merge)} <= set(vocab):
-            raise ValueError(f"{where}: merge {n} ({' '.join(merge)!r}) is not two tokens that make a third of the vocabulary")
-        # tiktoken merges in the order of ids, so that order must be the order of the merges.
-        if vocab["".join(merge)] <= last:
-            raise ValueError(f"{where}: merge {n} ({' '.join(merge)!r}) makes id {vocab[''.join(merge)]}, after {last}: ids must follow the merges")
-        last = ids["".join(merge)] = vocab["".join(merge)]
-    mergeable = {bytes(alphabet[c] for c in token): i for token, i in ids.items()}
-    specials = {token: i for token, i in vocab.items() if token not in ids}
-    return Encoder("gpt2", mergeable, specials, set(added), specials.get(EOT))
+    tokens = {bytes([byte]): vocab[character] for character, byte in alphabet.items() if character in vocab}
+    if len(tokens) != 256:
+        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes: not byte-level BPE, GPT-2's kind")
+    merge_ranks, last_id = {}, -1
+    for rank, (left, right) in enumerate(merges):
+        if not {left, right, left + right} <= set(vocab) or not set(left + right) <= set(alphabet):
+            raise ValueError(f"{where}: merge {rank} ({left} {right}): the two, or what they make, are not in the vocabulary")
+        # tiktoken knows no list of merges: of all neighbours it joins those that make the lowest id.
+        if vocab[left + right] <= last_id:
+            raise ValueError(f"{where}: merge {rank} ({left} {right}) makes id {vocab[left + right]} after {last_id}: only ids in the order of merges are supported")
+        last_id = vocab[left + right]
+        token = bytes(alphabet[character] for character in left + right)
+        tokens[token], merge_ranks[token] = last_id, rank
+    merged = set(tokens.values())
+    others = {text: i for text, i in all_ids.items() if i not in merged}
+    added = {text: flags for text, flags in added.items() if text in others}
+    eot = others.get(EOT, config and config["eos_token_id"])
+    n_rows = config and config["n_vocab"]
+    return Encoder(tokens, merge_ranks, others, added, eot if eot in all_ids.values() else None, n_rows, add_prefix_space)
+
+
+def read_tokenizer_json(text, where):
+    """tokenizer.json -> vocab {token: id}, merges [(left, right)], added {text: flags and id}, add_prefix_space."""
+    tokenizer = parse_json(text, where)
+    with naming_faults(f"{where}: not in the form of the tokenizers package"):
+        model, pre_tokenizer = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
+        post_processor = tokenizer.get("post_processor") or {}
+        unsupported = {
+            f"model {model.get('type', 'BPE')}": model.get("type", "BPE") != "BPE",
+            f"pre_tokenizer {pre_tokenizer.get('type')}": pre_tokenizer.get("type") != "ByteLevel" or not pre_tokenizer.get("use_regex", True),
+            "normalizer": tokenizer.get("normalizer"),
+            f"post_processor {post_processor.get('type')}": post_processor.get("type", "ByteLevel") not in ("ByteLevel", "TemplateProcessing")
+            or post_processor.get("special_tokens"),
+            **{f"model.{key}": model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")},
+        }
+        names = [name for name, is_there in unsupported.items() if is_there]
+        if names:
+            raise ValueError(f"only GPT-2's byte-level BPE is supported, without {listed(names)}")
+        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
+        if not all(len(merge) == 2 and isinstance(merge[0], str) and isinstance(merge[1], str) for merge in merges):
+            raise ValueError("merges are not pairs of tokens")
+        added = {flags["content"]: flags for flags in tokenizer.get("added_tokens") or [] if flags["content"]}
+        return dict(model["vocab"]), merges, added, pre_tokenizer.get("add_prefix_space", False)
+
+
+def read_vocab_and_merges(files, where):
+    """vocab.json, merges.txt and the files about added tokens -> what `read_tokenizer_json` returns."""
+    vocab = parse_json(files["vocab.json"], f"{where}: vocab.json")
+    merges = []
+    for number, line in enumerate(files["merges.txt"].split("\n"), start=1):
+        if not line or (number == 1 and line.startswith("#version")):
+            continue
+        merges.append(tuple(line.split(" ")))
+        if len(merges[-1]) != 2:
+            raise ValueError(f"{where}: merges.txt line {number}: two tokens are expected, not {line!r:.60}")
+
+    others = {name: parse_json(files[name], f"{where}: {name}") for name in TEXT_FILES if name in files and name not in ("vocab.json", "merges.txt")}
+    config, tokens_map = others.get("tokenizer_config.json", {}), others.get("special_tokens_map.json", {})
+    with naming_faults(f"{where}: added tokens"):
+        added = {text: {"id": i} for text, i in others.get("added_tokens.json", {}).items()}
+        added.update({flags["content"]: {**flags, "id": int(i)} for i, flags in config.get("added_tokens_decoder", {}).items()})
+        # Special tokens named without an id are in the vocabulary.
+        named = [value for source in (tokens_map, config) for key, value in source.items() if key.endswith("_token") and value]
+        for text in (EOT, *(value["content"] if isinstance(value, dict) else value for value in named)):
+            if text in vocab:
+                added.setdefault(text, {"id": vocab[text]})
+    return vocab, merges, added, config.get("add_prefix_space", False)
 
 
 # ---------------------------------------------------------------- models by name
 
+HUB = {  # name -> id on the hub
+    "124M": "openai-community/gpt2",
+    "355M": "openai-community/gpt2-medium",
+    "774M": "openai-community/gpt2-large",
+    "1558M": "openai-community/gpt2-xl",
+    "distilgpt2": "distilbert/distilgpt2",
+}
+KNOWN_FILES = {  # (hub id, file) -> size and sha256
+    ("openai-community/gpt2", "model.safetensors"): (548_105_171, "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707"),
+    ("openai-community/gpt2", "vocab.json"): (1_042_301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
+    ("openai-community/gpt2", "merges.txt"): (456_318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+}
+RETRY_PAUSES = (1, 2, 4)  # seconds before the second, third and fourth attempt
+TIMEOUT = (10, 30)  # seconds to connect, and without a byte
+
+
+def has_weights(folder):
+    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"))
+
+
+def has_tokenizer(folder):
+    return (folder / "tokenizer.json").is_file() or ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file())
+
 
 def find_model(model, models_dir="models"):
-    """A folder, or the name of one in models_dir -> its path. Raises ValueError where there is none."""
-    models_dir = Path(models_dir)
-    # A relative models_dir is also looked for beside this file, so that commands work from any directory.
-    for folder in (Path(model), models_dir / model, Path(__file__).parent / models_dir / model):
-        if (folder / "config.json").is_file():
-            return folder
-    raise ValueError(f"no model {model!r}: no such folder, and none in {models_dir}; the bundled model is 'tales'")
+    """The path of a model's folder or weight file, downloaded first if need be.
+
+    model: a path, the name of something in models_dir, a name of `HUB`, or a hub id `org/name`; looked for in this
+    order, then in an existing Hugging Face cache, then on the hub, unless HF_HUB_OFFLINE=1. A relative models_dir is
+    also looked for beside this file, so that commands work from any directory.
+    Raises ValueError that says what is wrong and what would work, and OSError where a download cannot be written.
+    """
+    model = str(model)
+    places = [Path(models_dir), Path(__file__).parent / models_dir]
+    for path in (Path(model), *(place / model for place in places)):
+        # A folder in which a download broke off has no weights yet: the download goes on.
+        if path.is_file() or (path.is_dir() and has_weights(path) and (path / "config.json").is_file()):
+            return path
+    if Path(model).exists() and model not in HUB:
+        open_checkpoint(model)  # raises what is wrong with its weights, if that is it
+        raise ValueError(f"{model}: no config.json in this folder")
+
+    repo = HUB.get(model, model)
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII):
+        names = listed(["tales", *HUB])
+        raise ValueError(f"no model {model!r}: no such file or folder, none in {models_dir}, and no known name ({names}) or hub id (org/name)")
+    cached = find_in_cache(repo)
+    if cached:
+        return cached
+    try:
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise ValueError("it is not on this machine, and HF_HUB_OFFLINE is set")
+        place = next((place for place in places if place.is_dir()), places[0])
+        return download_model(repo, place / model)
+    except ValueError as error:
+        raise ValueError(f"cannot get {model}: {error}; without it work the bundled model (--model tales) and any model folder (--model path)") from None
+
+
+def find_in_cache(repo):
+    """The snapshot of a model in the cache of Hugging Face's libraries, if it is there with all its files, or None."""
+    env = os.environ.get
+    home = Path(env("HF_HOME") or Path(env("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    cache = Path(env("HF_HUB_CACHE") or env("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    names = [repo, repo.split("/")[1]] if repo in HUB.values() else [repo]  # "gpt2" is the old id of openai-community/gpt2
+    for name in names:
+        folder = cache / f"models--{name.replace('/', '--')}"
+        main = folder / "refs" / "main"
+        snapshots = [folder / "snapshots" / read_text(main).strip()] if main.is_file() else sorted(folder.glob("snapshots/*"))
+        for snapshot in snapshots:
+            if (snapshot / "config.json").is_file() and has_weights(snapshot) and has_tokenizer(snapshot):
+                return snapshot
+    return None
+
+
+class NotOnServer(ValueError):
+    """The server answered that there is no such file."""
+
+
+class Interrupted(Exception):
+    """An attempt to download failed in a way that another may not."""
+
+
+def download_model(repo, folder):
+    """Download a model of the hub -> its folder. The weights come last, so a folder with weights is complete.
+
+    HF_ENDPOINT is the address of the hub or a mirror. Raises ValueError, or OSError for a folder that cannot be written.
+    """
+    url = f"{(os.environ.get('HF_ENDPOINT') or 'https://huggingface.co').rstrip('/')}/{repo}/resolve/main"
+
+    def get(name, to=None):
+        fetch(f"{url}/{name}", to or folder / name, *KNOWN_FILES.get((repo, name), (None, None)))
+
+    def get_weights():
+        try:
+            return get("model.safetensors")
+        except NotOnServer:
+            pass
+        index = folder / "model.safetensors.index.json"
+        unfinished = folder / "index.json"  # the index gets its name when all files it speaks of are there
+        try:
+            get("model.safetensors.index.json", unfinished)
+        except NotOnServer:
+            raise ValueError(f"{repo} has no model.safetensors; pytorch_model.bin is not used, since a pickle can run any code") from None
+        weight_map = parse_json(read_text(unfinished), unfinished).get("weight_map", {})
+        for name in sorted(set(weight_map.values())):
+            if not re.fullmatch(r"[\w-][\w.-]*", name):
+                raise ValueError(f"{repo}: the index names {name!r}, which is not the plain name of a file")
+            get(name)
+        os.replace(unfinished, index)
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        get("config.json")
+        for name in TEXT_FILES:
+            with contextlib.suppress(NotOnServer):
+                get(name)
+        get_weights()
+    except OSError as error:
+        raise OSError(f"{folder}: cannot write the download: {error.strerror or error}") from None
+    return folder
+
+
+def fetch(url, path, size=None, sha256=None):
+    """Download a file to `path.part`, going on where an earlier attempt ended, check it, and move it to `path`.
+
+    size, sha256: what it must be, where that is known. Retries after RETRY_PAUSES what another attempt may mend.
+    Raises NotOnServer, ValueError, or OSError for a disk that is full or read-only; then nothing is at `path`.
+    """
+    import requests  # here, so that no command on the bundled model waits for it
+
+    part = path.with_name(f"{path.name}.part")
+    with locked(path.with_name(f"{path.name}.lock")):
+        if path.exists():
+            return
+        for pause in (*RETRY_PAUSES, None):
+            try:
+                expected = fetch_part(requests, url, part, size, sha256)
+                check_download(part, path.name, *expected)
+                break
+            except (Interrupted, requests.ConnectionError, requests.Timeout, requests.packages.urllib3.exceptions.HTTPError) as error:
+                if pause is None:
+                    reason = "no answer (no network?)" if isinstance(error, (requests.ConnectionError, requests.Timeout)) else error
+                    raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on from here") from None
+                time.sleep(pause)
+            except requests.RequestException as error:
+                raise ValueError(f"{url}: {error}") from None
+        os.replace(part, path)
+
+
+def fetch_part(requests, url, part, size, sha256):
+    """One attempt: append to `part` what is missing, or write it anew -> size and sha256 the file must have, or None."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"}
+    if have:
+        headers["Range"] = f"bytes={have}-"
+    if os.environ.get("HF_TOKEN"):
+        headers["Authorization"] = f"Bearer {os.environ['HF_TOKEN']}"  # requests drops it where another host takes over
+    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+        for answer in (*response.history, response):  # the hub tells what it knows of a large file while it redirects
+            linked_size, linked_tag = answer.headers.get("X-Linked-Size", ""), answer.headers.get("X-Linked-Etag", "").strip('"')
+            size = size or (int(linked_size) if linked_size.isdecimal() else None)
+            sha256 = sha256 or (linked_tag if re.fullmatch("[0-9a-f]{64}", linked_tag) else None)
+
+        status = response.status_code
+        content_range = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if status == 416 and have and content_range and content_range[2] == str(have):
+            return size or have, sha256  # `part` was whole already
+        if status == 416 or (status == 206 and (not content_range or content_range[1] != str(have))):
+            part.unlink()
+            raise Interrupted("the server does not go on where the last attempt ended")
+        if status == 401 and "Authorization" in headers:
+            raise ValueError(f"{url}: 401, the server does not accept the token in HF_TOKEN")
+        if status == 401:
+            raise ValueError(f"{url}: 401, the server wants a token (set HF_TOKEN), or there is no such model")
+        if status == 403:
+            raise ValueError(f"{url}: 403, not allowed: accept the model's terms on its page, and set HF_TOKEN to a token of that account")
+        if status in (404, 410):
+            raise NotOnServer(f"{url}: {status}, there is no such model or file")
+        if status in (408, 429) or status >= 500:
+            raise Interrupted(f"the server answers {status}")
+        if status not in (200, 206):
+            raise ValueError(f"{url}: the server answers {status} {response.reason}")
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise ValueError(f"{url}: the server sends the file in an encoding that was not asked for")
+
+        start = have if status == 206 else 0
+        length = response.headers.get("Content-Length", "")
+        total = start + int(length) if length.isdecimal() else int(content_range[2]) if content_range and content_range[2].isdecimal() else None
+        if None not in (size, total) and size != total:
+            raise ValueError(f"{url}: the server has {total} bytes, {size} are expected: another file?")
+        total = size or total
+        first = response.raw.read(1 << 16, decode_content=False)
+        is_page = response.headers.get("Content-Type", "").startswith("text/html") or re.match(rb"\s*<(!doctype|html)", first, re.IGNORECASE)
+        if is_page:
+            raise ValueError(f"{url}: a web page came instead of the file: a login page or a proxy in between?")
+        if total and shutil.disk_usage(part.parent).free < total - start:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {part.name} takes {in_units(total - start)} more")
+        with open(part, "ab" if start else "wb") as file, tqdm(
+            desc=part.name.removesuffix(".part"), total=total, initial=start, unit="B", unit_scale=True, disable=None
+        ) as bar:
+            data = first
+            while data:  # read from below requests: it would lose what came just before a connection closes
+                file.write(data)
+                bar.update(len(data))
+                data = response.raw.read(1 << 16, decode_content=False)
+    if total and part.stat().st_size < total:
+        raise Interrupted(f"the connection closed at {part.stat().st_size} of {total} bytes")
+    return total, sha256
+
+
+def check_download(part, name, size, sha256):
+    """Raise Interrupted, and remove `part`, if it is not what it must be: then the next attempt starts from nothing."""
+    fault = None
+    if size and part.stat().st_size != size:
+        fault = f"{part.stat().st_size} bytes came instead of {size}"
+    elif sha256 and sha256_of(part) != sha256:
+        fault = f"the file that came has another sha256 than {sha256}"
+    else:
+        try:  # where the server tells nothing, the file itself does
+            if name.endswith(".safetensors"):
+                read_safetensors_header(part)
+            elif name.endswith(".json"):
+                parse_json(read_text(part), name)
+        except ValueError as error:
+            fault = f"what came is not the whole file: {error}"
+    if fault:
+        part.unlink()
+        raise Interrupted(fault)
+
+
+def sha256_of(path):
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Hold a lock file, so that of two processes one waits until the other is done."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 (closed below, or by the next round)
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                print(f"waiting for another process that downloads {path.stem}", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        # The one before may have removed the file that was waited for: then the lock is worth nothing.
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            break
+        file.close()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file; an empty one stays behind there
+            path.unlink()
+        file.close()
 
 
 def load_model(model="tales", models_dir="models"):
     """Load a model -> (encoder, hparams, params).
 
-    model: a folder, or the name of a folder in models_dir. encoder: see `Encoder`. hparams, params: see `load_params`.
+    model, models_dir: see `find_model`. encoder: see `Encoder`. hparams, params: see `load_params`.
     Raises ValueError or OSError with a message for the user.
     """
     checkpoint = open_checkpoint(find_model(model, models_dir))
-    encoder = load_encoder(checkpoint)
+    encoder = load_encoder(checkpoint, read_config(checkpoint))
     return encoder, *load_params(checkpoint, encoder.n_vocab)
 
 
@@ -472,17 +1042,19 @@ def load_model(model="tales", models_dir="models"):
 
 def encode_prompts(encoder, prompts):
     """Prompts -> list of lists of ids, each as typed; an empty prompt is `[encoder.eot_token]`, the start of a text."""
+    if not prompts:
+        raise ValueError('no prompt: give at least one, as in "Once upon a time"')
     if any(prompt.endswith(" ") for prompt in prompts):
-        print("hint: a prompt ends in a space; GPT-2 goes on better without it (its words begin with their space)", file=sys.stderr)
+        print("hint: a prompt ends in a space; GPT-2 goes on better without it, since its words begin with their space", file=sys.stderr)
     return [encoder.encode(prompt) or [encoder.eot_token] for prompt in prompts]
 
 
 def print_texts(prompts, ids, texts, as_json=False):
     """Print results on stdout: one text alone, several each behind its prompt, or one JSON object a line.
 
-    ids: new ids of each prompt; texts: the continuations. JSON: {"prompt", "ids", "text"}.
+    ids: the new ids of each prompt; texts: the continuations. JSON: {"prompt", "ids", "text"}.
     """
-    write_anything(sys.stdout)
+    show_everything(sys.stdout)
     if as_json:
         for prompt, new_ids, text in zip(prompts, ids, texts):
             print(json.dumps({"prompt": prompt, "ids": [int(i) for i in new_ids], "text": text}))
@@ -492,28 +1064,28 @@ def print_texts(prompts, ids, texts, as_json=False):
         print("\n\n".join(prompt + text for prompt, text in zip(prompts, texts)))
 
 
-def write_anything(stream):
-    """Let a stream that cannot show a character (a Windows console, LC_ALL=C) print its number instead of failing."""
+def show_everything(stream):
+    """Let a stream that lacks a character (a Windows console, LC_ALL=C) show its number instead of failing."""
     if hasattr(stream, "reconfigure"):
         stream.reconfigure(errors="backslashreplace")
 
 
 def run(main):
-    """Run a function, or one of a dict of functions, as a command: the edge where mistakes become one line.
+    """Run a function, or one of a dict of functions, as a command: the edge at which mistakes become one line.
 
-    Prompts and flags without a typed default arrive as typed; the default of a flag says whether its value is a whole
-    number, a number or a switch. After `--` everything is a prompt, also what starts with a dash. ValueError and
-    OSError end as one line on stderr and exit status 2; Ctrl-C ends quietly with 130; any other error is a bug and
-    keeps its traceback.
+    Prompts and text flags arrive as typed; the default of a flag says whether its value is text, a whole number, a
+    number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with a
+    dash. ValueError and OSError end as one line on stderr and exit status 2, Ctrl-C quietly with 130; any other error is
+    a bug and keeps its traceback.
     """
-    write_anything(sys.stdout)
-    write_anything(sys.stderr)
+    show_everything(sys.stdout)
+    show_everything(sys.stderr)
     try:
         call_with_fire(main, sys.argv[1:], Path(sys.argv[0]).name)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as in `... | head`; keep Python from trying again at exit
+    except BrokenPipeError:  # the reader has enough, as in `... | head`; without this Python would try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)  # what a shell reports for SIGPIPE
+        sys.exit(141)  # what a shell reports for a closed pipe
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError) as error:
@@ -522,10 +1094,11 @@ def run(main):
         sys.exit(2)
 
 
-TYPED = "\0"  # before an argument that is no flag: keeps fire's hands off "-" and "--x"; no real argument contains it
+TYPED = "\0"  # put before an argument that is no flag, so that fire takes "-" and "--x" as they are; none can contain it
 
 
 def call_with_fire(main, argv, name):
+    """Check the arguments of a command, which fire would answer with a page of usage, and let fire call it."""
     if isinstance(main, dict):
         if argv[:1] in (["--help"], ["-h"]):
             return fire.Fire(main, command=["--help"], name=name)
@@ -533,71 +1106,217 @@ def call_with_fire(main, argv, name):
             raise ValueError(f"{argv[0]!r} is no command; " * bool(argv) + f"commands: {', '.join(main)}")
         return call_with_fire(main[argv[0]], argv[1:], f"{name} {argv[0]}")
 
-    parameters = inspect.signature(main).parameters.values()
-    defaults = {p.name: p.default for p in parameters if p.kind is not p.VAR_POSITIONAL}
-    texts, flags, argv = [], {}, list(argv)
-    while argv:
-        argument = argv.pop(0)
+    signature = inspect.signature(main)
+    defaults = {p.name: p.default for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL}
+    texts, flags, rest = [], {}, list(argv)
+    while rest:
+        argument = rest.pop(0)
         if argument == "--":
-            texts += argv
+            texts += rest
             break
         if not re.match("--|-[a-zA-Z]", argument):
             texts.append(argument)
             continue
         key, equals, value = argument.lstrip("-").partition("=")
         key = key.replace("-", "_")
-        if key in ("help", "h"):
+        short_for = [n for n in defaults if n[0] == key]  # `-n` for the only flag that begins with n, as in fire
+        if key not in defaults and key in ("help", "h"):
             return fire.Fire(main, command=["--help"], name=name)
-        if key not in defaults and len(key) == 1 and len([n for n in defaults if n[0] == key]) == 1:
-            key = next(n for n in defaults if n[0] == key)
-        negated = key[2:] if key.startswith("no") else ""
-        if key not in defaults and not equals and isinstance(defaults.get(negated), bool):
-            key, equals, value = negated, "=", "False"
-        if key not in defaults:
-            known = ", ".join(f"--{n}" for n in defaults)
-            raise ValueError(f"unknown flag {argument!r}; known: {known} (a text that starts with a dash goes after --)")
-        if not equals and isinstance(defaults[key], bool):
-            value = "True"
+        if key not in defaults and len(short_for) == 1:
+            key = short_for[0]
+        if isinstance(defaults.get(key), bool):
+            value = value if equals else "True"
+        elif isinstance(defaults.get(key.removeprefix("no")), bool) and not equals:
+            key, value = key.removeprefix("no"), "False"
+        elif key not in defaults:
+            raise ValueError(f"unknown flag {argument}; known: {listed((f'--{n}' for n in defaults), 50)} (a text that begins with a dash goes after --)")
         elif not equals:
-            if not argv or argv[0].startswith("--"):
+            if not rest or rest[0].startswith("--"):
                 raise ValueError(f"--{key} needs a value")
-            value = argv.pop(0)
+            value = rest.pop(0)
         flags[key] = value
     try:
-        inspect.signature(main).bind(*texts, **flags)
+        signature.bind(*texts, **flags)
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from None
 
-    fire.decorators.SetParseFn(parse_text)(main)
+    fire.decorators.SetParseFn(as_typed)(main)
     for key, default in defaults.items():
         fire.decorators.SetParseFn(parser_for(key, default), key)(main)
     command = [f"--{key}={value}" for key, value in flags.items()] + [TYPED + text for text in texts]
     return fire.Fire(main, command=command, name=name)
 
 
-def parse_text(text):
-    """An argument as typed. Where Python took it for ASCII (LC_ALL=C), its bytes are read as UTF-8 after all."""
+def as_typed(text):
+    """An argument as it was typed. Where Python took it for ASCII (LC_ALL=C), its bytes are read as UTF-8 after all."""
     return text.removeprefix(TYPED).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def parser_for(key, default):
     """The function that turns the text of flag `key` into a value of its default's type."""
 
-    def parse(text):
-        text = parse_text(text)
-        try:
-            if isinstance(default, bool):
-                return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
-            value = type(default)(text)
-            if value != value:
-                raise ValueError
-            return value
-        except (KeyError, ValueError):
-            kind = {bool: "True or False", int: "a whole number", float: "a number"}[type(default)]
-            raise ValueError(f"--{key} takes {kind}, not {text!r}") from None
+    def switch(text):
+        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
-    return parse if isinstance(default, (bool, int, float)) else parse_text
+    def number(text):
+        if math.isnan(float(text)):
+            raise ValueError
+        return float(text)
+
+    kinds = {bool: (switch, "True or False"), int: (int, "a whole number"), float: (number, "a number")}
+    if type(default) not in kinds:
+        return as_typed
+    parse, expected = kinds[type(default)]
+
+    def parse_or_say(text):
+        try:
+            return parse(as_typed(text))
+        except (KeyError, ValueError):
+            raise ValueError(f"--{key} takes {expected}, not {as_typed(text)!r}") from None
+
+    return parse_or_say
+
+
+# ---------------------------------------------------------------- commands
+
+
+def inspect_model(model="tales", models_dir="models"):
+    """Print what a model is made of: its architecture, its parameters by part, and the memory it takes.
+
+    Args:
+        model: a model's name, folder or weight file.
+        models_dir: where models are looked for by name.
+    """
+    checkpoint = open_checkpoint(find_model(model, models_dir))
+    config = read_config(checkpoint)
+    tensors = check_tensors(checkpoint, config)
+    encoder = load_encoder(checkpoint, config)
+    path = checkpoint.path
+    weight_files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    dtypes = sorted({tensor.dtype for tensor in tensors.values()})
+    print(f"{path}: {', '.join(dtypes)}, {in_units(sum(file.stat().st_size for file in weight_files))} on disk")
+    print()
+    rows = {key: config[key] for key in ("n_vocab", "n_ctx", "n_embd", "n_layer", "n_head")}
+    rows["d_head"], rows["ffn width"] = config["n_embd"] // config["n_head"], config["n_inner"]
+    rows["tokens"] = "no tokenizer" if encoder.n_vocab is None else encoder.n_vocab
+    for key, value in rows.items():
+        print(f"{key:10} {value:>12}")
+    print()
+
+    parts = {}  # "h.3.attn.c_attn.weight" counts for "attn.c_attn", with all its layers
+    for name, tensor in tensors.items():
+        part = re.sub(r"^h\.\d+\.|\.(weight|bias)$", "", name)
+        layers, n = parts.get(part, (0, 0))
+        parts[part] = layers + name.endswith(".weight"), n + math.prod(tensor.shape)
+    n_params = sum(n for _, n in parts.values())
+    print("part         layers   parameters")
+    for part, (layers, n) in parts.items():
+        print(f"{part:12} {layers:6} {n:12,}  {n / n_params:6.1%}")
+    print(f"{'sum':12} {'':6} {n_params:12,}")
+    print()
+
+    print(f"weights in memory, float32: {n_params:,} * 4 bytes = {in_units(n_params * 4)}")
+    for batch in (1, 8):
+        n_bytes = 2 * config["n_layer"] * batch * config["n_head"] * config["n_ctx"] * rows["d_head"] * 4
+        factors = f"2 * {config['n_layer']} layers * {batch} rows * {config['n_head']} heads * {config['n_ctx']} tokens * {rows['d_head']} * 4 bytes"
+        print(f"KV cache at batch {batch}: {factors} = {in_units(n_bytes)}")
+
+
+def in_units(n_bytes):
+    for unit in ("bytes", "kB", "MB"):
+        if n_bytes < 1000:
+            break
+        n_bytes /= 1000
+    else:
+        unit = "GB"
+    return f"{n_bytes:.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+
+
+def download(model, models_dir="models"):
+    """Download a model, unless it is here already, and print its path.
+
+    Args:
+        model: 124M, 355M, 774M, 1558M, distilgpt2, or an id of the Hugging Face hub, org/name.
+        models_dir: the folder that gets it.
+    """
+    print(find_model(model, models_dir))
+
+
+def tokenize(*texts, model="tales", models_dir="models", merges=False):
+    """Print the tokens of each text with their ids.
+
+    Args:
+        texts: what to tokenize.
+        model: whose tokenizer to use.
+        models_dir: where models are looked for by name.
+        merges: print how each token is put together as well, with the place of each merge in merges.txt, from 0.
+    """
+    if not texts:
+        raise ValueError("no text: give at least one")
+    encoder = load_encoder(open_checkpoint(find_model(model, models_dir)))
+    for n, text in enumerate(texts):
+        print("\n" * (n > 0), end="")
+        for i in encoder.encode(text):
+            token = encoder.decode_bytes([i])
+            print(f"{i:6}  {in_quotes(token)}")
+            for left, right, rank in merges_of(token, encoder.merge_ranks) if merges else ():
+                print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
+
+
+def in_quotes(token):
+    """Bytes of a token as Python would write them: as text if they are UTF-8, else as bytes."""
+    try:
+        return repr(token.decode("utf-8"))
+    except UnicodeDecodeError:
+        return repr(token)
+
+
+def merges_of(token, merge_ranks):
+    """The merges that make a token out of its bytes, in order -> list of (left, right, rank).
+
+    Byte-pair encoding (Sennrich et al. 2016, section 3.2): of all neighbours, join those whose merge was learnt first.
+    """
+    parts, steps = [bytes([byte]) for byte in token], []
+    while len(parts) > 1:
+        ranks = [merge_ranks.get(left + right, math.inf) for left, right in zip(parts, parts[1:])]
+        i = ranks.index(min(ranks))
+        if ranks[i] == math.inf:  # an added token is not made by merges
+            break
+        steps.append((parts[i], parts[i + 1], ranks[i]))
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return steps
+
+
+def convert(model, out, models_dir="models", dtype=None):
+    """Write a model in another format: as a .npz file, or as a folder with model.safetensors.
+
+    Args:
+        model: a model's name, folder or weight file.
+        out: the file or folder to write; it must not exist yet.
+        models_dir: where models are looked for by name.
+        dtype: F32 or F16; by default F16 tensors stay F16, and all others become F32.
+    """
+    out = Path(out)
+    if dtype not in (None, "F32", "F16"):
+        raise ValueError(f"--dtype takes F32 or F16, not {dtype!r}")
+    if out.suffix in (".safetensors", ".gguf", *PICKLES):
+        raise ValueError(f"{out}: a name that ends in .npz, or a folder, is expected")
+    if out.exists():
+        raise ValueError(f"{out} exists already; choose another name, or remove it")
+    checkpoint = open_checkpoint(find_model(model, models_dir))
+    tensors = {}
+    for name, tensor in check_tensors(checkpoint, read_config(checkpoint)).items():
+        is_half = (dtype or tensor.dtype) == "F16"
+        tensors[name] = tensor.float32().astype(np.float16) if is_half else tensor.float32()
+    if out.suffix == ".npz":
+        write_npz(out, tensors, checkpoint.files)
+    else:
+        out.mkdir(parents=True)
+        for name, text in checkpoint.files.items():
+            (out / name).write_text(text, encoding="utf-8", newline="\n")
+        write_safetensors(out / "model.safetensors", tensors, {"format": "pt"})  # transformers wants to be told
+    print(out)
 
 
 if __name__ == "__main__":
-    run({})
+    run({"inspect": inspect_model, "tokenize": tokenize, "download": download, "convert": convert})
