@@ -110,7 +110,7 @@ def read_safetensors_header(path):
             raise ValueError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
         n_bytes = math.prod(shape) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
         if n_bytes != end - begin:
-            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, data_offsets give {end - begin}")
+            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, not the {end - begin} there are")
 
     last_end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -140,7 +140,7 @@ def read_safetensors(path):
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
                 return (raw.astype(np.uint32) << 16).view(np.float32)
             if dtype not in FLOATS.values():
-                raise ValueError(f"{path}: tensor {name!r}: weights of type {dtype}; F32, F16, BF16 and F64 are supported")
+                raise ValueError(f"{path}: tensor {name!r}: weights of type {dtype}; F32, F16, BF16, F64 are supported")
             return to_float32(raw)
 
         return StoredTensor(dtype, tuple(shape), end - begin, float32)
@@ -163,7 +163,8 @@ def read_sharded_safetensors(index_path):
         shard = read_safetensors(shard_path)
         names = [name for name in weight_map if weight_map[name] == file]
         if set(names) != set(shard):
-            raise ValueError(f"{index_path}: {file} does not hold the tensors listed for it: {listed(set(names) ^ set(shard))}")
+            wrong = listed(sorted(set(names) ^ set(shard)))
+            raise ValueError(f"{index_path}: these tensors are only in the list for {file} or only in it: {wrong}")
         tensors.update(shard)
     return tensors
 
@@ -236,8 +237,11 @@ def write_npz(path, tensors, files):
 
 
 # llama.cpp's names for the parts of a GPT-2. It keeps the four linear weights as [out, in].
-GGUF_NAMES = {"token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head", "attn_norm": "ln_1", "ffn_norm": "ln_2"}
 GGUF_LINEARS = {"attn_qkv": "attn.c_attn", "attn_output": "attn.c_proj", "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}
+GGUF_NAMES = {
+    "token_embd": "wte", "position_embd": "wpe", "output_norm": "ln_f", "output": "lm_head",
+    "attn_norm": "ln_1", "ffn_norm": "ln_2", **GGUF_LINEARS,
+}  # fmt: skip
 
 
 def read_gguf(path):
@@ -253,9 +257,14 @@ def read_gguf(path):
     with naming_faults(f"{path}: not a whole GGUF file"):
         reader = gguf.GGUFReader(path)
         fields = {key: field.contents() for key, field in reader.fields.items()}
-    for key, known in (("general.architecture", ("gpt2",)), ("tokenizer.ggml.model", ("gpt2", None)), ("tokenizer.ggml.pre", ("gpt-2", "default", None))):
-        if fields.get(key) not in known:
-            raise ValueError(f"{path}: {key} is {fields.get(key)!r}; only {known[0]!r} is supported")
+    supported = {
+        "general.architecture": ("gpt2",),
+        "tokenizer.ggml.model": ("gpt2", None),
+        "tokenizer.ggml.pre": ("gpt-2", "default", None),
+    }
+    for key, values in supported.items():
+        if fields.get(key) not in values:
+            raise ValueError(f"{path}: {key} is {fields.get(key)!r}; only {values[0]!r} is supported")
 
     def stored(tensor, transposed):
         shape = [int(n) for n in tensor.shape]  # GGUF counts axes from the inside, NumPy from the outside
@@ -264,16 +273,17 @@ def read_gguf(path):
             try:
                 values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape[::-1])
             except NotImplementedError:
-                kind = tensor.tensor_type.name
-                raise ValueError(f"{path}: tensor {tensor.name!r}: the gguf package cannot turn {kind} into floats") from None
+                reason = f"the gguf package makes no floats of {dtype}"
+                raise ValueError(f"{path}: tensor {tensor.name!r}: {reason}") from None
             return to_float32(np.asarray(values.T if transposed else values))
 
-        return StoredTensor(tensor.tensor_type.name, tuple(shape if transposed else shape[::-1]), int(tensor.n_bytes), float32)
+        dtype = tensor.tensor_type.name
+        return StoredTensor(dtype, tuple(shape if transposed else shape[::-1]), int(tensor.n_bytes), float32)
 
     tensors = {}
     for tensor in reader.tensors:
         block, part, kind = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*?)((?:\.weight|\.bias)?)", tensor.name).groups()
-        name = (f"h.{block}." if block else "") + {**GGUF_NAMES, **GGUF_LINEARS}.get(part, part) + kind
+        name = (f"h.{block}." if block else "") + GGUF_NAMES.get(part, part) + kind
         tensors[name] = stored(tensor, part in GGUF_LINEARS and kind == ".weight")
 
     config = {
@@ -312,12 +322,15 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
+FAULTS = (ValueError, LookupError, TypeError, OverflowError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
 @contextlib.contextmanager
 def naming_faults(where):
     """Turn what libraries raise for a broken file into a ValueError that begins with `where`."""
     try:
         yield
-    except (ValueError, KeyError, IndexError, OverflowError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+    except FAULTS as error:
         raise ValueError(f"{where}: {error}") from None
 
 
@@ -327,7 +340,7 @@ def read_text(path):
 
 
 def parse_json(text, where):
-    """A JSON object -> dict. Raises ValueError, beginning with `where`, for anything else and for a key given twice."""
+    """A JSON object -> dict. Raises ValueError that begins with `where` for anything else, and for a key given twice."""
 
     def unique(pairs):
         result = dict(pairs)
@@ -366,7 +379,8 @@ class Checkpoint(NamedTuple):
 
 
 TEXT_FILES = (
-    "config.json", "vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json",
+    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
 )  # fmt: skip
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -380,8 +394,8 @@ def open_checkpoint(path):
     path = Path(path)
     if path.suffix in PICKLES and not path.is_dir():
         raise ValueError(
-            f"{path}: PyTorch's own format is not read: it is a pickle, which can run any code when it is opened. "
-            "Load it where you trust it, with transformers, and write it with save_pretrained(folder): that gives model.safetensors"
+            f"{path}: PyTorch's own format is not read: it is a pickle, which can run any code when it is opened. If "
+            "you trust it, load it with transformers; save_pretrained(folder) then writes it as model.safetensors"
         )
     if path.is_dir():
         if (path / "model.safetensors").is_file():
@@ -389,10 +403,12 @@ def open_checkpoint(path):
         elif (path / "model.safetensors.index.json").is_file():
             tensors, files = read_sharded_safetensors(path / "model.safetensors.index.json"), {}
         else:
-            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf", *PICKLES))
-            if others and others[0].suffix in PICKLES:
-                return open_checkpoint(others[0])  # says why not
-            raise ValueError(f"{path}: no model.safetensors in this folder" + f"; to use {others[0].name}, give its path" * bool(others))
+            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf"))
+            pickles = sorted(p for p in path.iterdir() if p.suffix in PICKLES)
+            if pickles and not others:
+                return open_checkpoint(pickles[0])  # says why not
+            hint = f"; to use {others[0].name}, give its path" if others else ""
+            raise ValueError(f"{path}: no model.safetensors in this folder{hint}")
     elif path.suffix == ".safetensors":
         tensors, files = read_safetensors(path), {}
     elif path.suffix == ".npz":
@@ -402,7 +418,8 @@ def open_checkpoint(path):
     else:
         raise ValueError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
     folder = path if path.is_dir() else path.parent
-    return Checkpoint(path, tensors, files or {name: read_text(folder / name) for name in TEXT_FILES if (folder / name).is_file()})
+    files = files or {name: read_text(folder / name) for name in TEXT_FILES if (folder / name).is_file()}
+    return Checkpoint(path, tensors, files)
 
 
 # All of them are 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), which is what `gelu` computes.
@@ -413,7 +430,7 @@ def read_config(checkpoint):
     """Check a checkpoint's config.json -> dict.
 
     Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx,
-    eos_token_id (or None). Raises ValueError, by name, for what is missing, no size, or a feature that is not supported.
+    eos_token_id (or None). Raises ValueError, by name, for what is missing, no size, or a feature not supported.
     """
     where = f"{checkpoint.path}: config.json"
     if "config.json" not in checkpoint.files:
@@ -431,9 +448,8 @@ def read_config(checkpoint):
     if config.get("add_cross_attention", False):
         refuse("add_cross_attention", "only a decoder by itself is")
 
-    sizes = {"n_vocab": "vocab_size", "n_ctx": "n_positions", "n_embd": "n_embd", "n_head": "n_head", "n_layer": "n_layer"}
-    if "n_positions" not in config and "n_ctx" in config:
-        sizes["n_ctx"] = "n_ctx"
+    n_ctx = "n_ctx" if "n_ctx" in config and "n_positions" not in config else "n_positions"
+    sizes = {"n_vocab": "vocab_size", "n_ctx": n_ctx, "n_embd": "n_embd", "n_head": "n_head", "n_layer": "n_layer"}
     missing = [key for key in sizes.values() if key not in config]
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
@@ -483,8 +499,8 @@ def expected_shapes(config):
 def check_tensors(checkpoint, config):
     """The tensors that a GPT-2 of this config has -> {name: StoredTensor}, in order.
 
-    A prefix `transformer.` is taken off. The buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old files)
-    are left out, and so is an `lm_head.weight` that equals `wte.weight`, which GPT-2 uses in its place.
+    A prefix `transformer.` is taken off. The buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old
+    files) are left out, and so is an `lm_head.weight` that equals `wte.weight`, which GPT-2 uses in its place.
     Raises ValueError for missing, unexpected and wrongly shaped tensors, by name, before any weight is used.
     """
     where, found = checkpoint.path, {}
@@ -497,12 +513,15 @@ def check_tensors(checkpoint, config):
     lm_head = found.pop("lm_head.weight", None)
 
     if config["n_layer"] > len(found):  # before names are made up from a number that may be absurd
-        raise ValueError(f"{where}: config.json says n_layer {config['n_layer']}, but there are {len(found)} tensors in all")
+        raise ValueError(f"{where}: {len(found)} tensors in all, but config.json says n_layer {config['n_layer']}")
     shapes = expected_shapes(config)
-    missing, unexpected = [name for name in shapes if name not in found], [name for name in found if name not in shapes]
-    if missing or unexpected:
-        faults = [f"{kind}: {listed(names)}" for kind, names in (("missing", missing), ("unexpected", unexpected)) if names]
-        raise ValueError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {'; '.join(faults)}")
+    strange = {
+        "missing": [name for name in shapes if name not in found],
+        "unexpected": [name for name in found if name not in shapes],
+    }
+    if any(strange.values()):
+        faults = "; ".join(f"{kind}: {listed(names)}" for kind, names in strange.items() if names)
+        raise ValueError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {faults}")
     for name, shape in shapes.items():
         if found[name].shape != shape:
             raise ValueError(f"{where}: {name} has shape {list(found[name].shape)}, config.json asks for {list(shape)}")
@@ -513,16 +532,19 @@ def check_tensors(checkpoint, config):
 
 def tie(lm_head, wte, where):
     """One tensor for both ends of the model -> the StoredTensor to use as wte. Raises ValueError if they differ."""
-    chunks = [slice(i, i + 1024) for i in range(0, len(wte.float32()), 1024)] if lm_head.shape == wte.shape else []
-    a, b = lm_head.float32(), wte.float32()
-    if chunks and all(np.array_equal(a[chunk], b[chunk]) for chunk in chunks):
-        return wte
-    # GGUF files often hold the one matrix twice, in two quantised types: near to each other, the larger one is better.
-    if chunks and lm_head.dtype != wte.dtype:
-        distance = math.sqrt(sum(float(np.sum((a[chunk] - b[chunk]) ** 2)) for chunk in chunks))
-        if distance < 0.3 * math.sqrt(sum(float(np.sum(b[chunk] ** 2)) for chunk in chunks)):
+    if lm_head.shape == wte.shape:
+        a, b = lm_head.float32(), wte.float32()
+        rows = [slice(i, i + 1024) for i in range(0, len(a), 1024)]  # a few at a time: no array as large as wte is made
+        if all(np.array_equal(a[i], b[i]) for i in rows):
+            return wte
+        # GGUF files often hold the one matrix twice, in two quantised types: then they are near to each other.
+        error, size = sum(np.sum((a[i] - b[i]) ** 2) for i in rows), sum(np.sum(b[i] ** 2) for i in rows)
+        if lm_head.dtype != wte.dtype and error < 0.1 * size:
             return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
-    raise ValueError(f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false); only models that use wte for both are supported")
+    raise ValueError(
+        f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false), which is not supported: "
+        "in the models that are, wte serves as both"
+    )
 
 
 def load_params(checkpoint, n_tokens=None):
@@ -600,21 +622,26 @@ class Encoder(tiktoken.Encoding):
     """
 
     def __init__(self, tokens, merge_ranks, others, added, eot, n_rows, add_prefix_space):
-        """tokens: {bytes: id} of single bytes and merges; others: {text: id}; added: {text: flags}, found in any text.
+        """tokens: {bytes: id} of single bytes and merges; others: {text: id} of all the rest.
 
-        eot: id or None; n_rows: of wte, or None; add_prefix_space: a space is put before text that has none.
+        added: {text: {"id", and the flags that the tokenizers package gives to added tokens}}; eot: id or None;
+        n_rows: of wte, or None; add_prefix_space: whether a space is put before a text that begins without one.
         """
         super().__init__("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=tokens, special_tokens=others)
         self.merge_ranks, self.eot, self.n_rows, self.add_prefix_space = merge_ranks, eot, n_rows, add_prefix_space
         self.known = {*tokens.values(), *others.values()}
-        patterns = []
-        self.added_ids = []
+        patterns, self.added_ids = [], []
         for text in sorted(added, key=len, reverse=True):  # of two that fit, the longer one
-            word = r"(?<!\w)({})(?!\w)" if added[text].get("single_word") else "({})"
-            space = [r"\s*" if added[text].get(side) else "" for side in ("lstrip", "rstrip")]
-            patterns.append(space[0] + word.format(re.escape(text)) + space[1])
-            self.added_ids.append(others[text])
-        self.added_pattern = re.compile("|".join(patterns) or r"(?!)")  # (?!) is found nowhere
+            flags, pattern = added[text], f"({re.escape(text)})"
+            if flags.get("single_word"):
+                pattern = rf"(?<!\w){pattern}(?!\w)"
+            if flags.get("lstrip"):
+                pattern = rf"\s*{pattern}"
+            if flags.get("rstrip"):
+                pattern = rf"{pattern}\s*"
+            patterns.append(pattern)
+            self.added_ids.append(flags["id"])
+        self.added_pattern = re.compile("|".join(patterns) or "(?!)")  # (?!) is found nowhere
 
     def encode(self, text, *, allowed_special="all", disallowed_special=()):
         """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, become one id each.
@@ -629,8 +656,9 @@ class Encoder(tiktoken.Encoding):
             start = match.end()
         ids += self.encode_ordinary(text[start:])
         if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
-            token = self.decode_bytes([max(ids)])
-            raise ValueError(f"token {token!r} has id {max(ids)}, but the model's wte has {self.n_rows} rows: this tokenizer is not its own")
+            token = in_quotes(self.decode_bytes([max(ids)]))
+            reason = f"wte ends at {self.n_rows - 1}: is this the model's tokenizer?"
+            raise ValueError(f"token {token} has id {max(ids)}, but {reason}")
         return ids
 
     def encode_ordinary(self, text):
@@ -642,8 +670,9 @@ class Encoder(tiktoken.Encoding):
     def decode_bytes(self, ids):
         """Ids -> bytes. Raises ValueError for ids outside of the vocabulary; a gap in the numbering says nothing."""
         ids = [int(i) for i in ids]
-        if not all(0 <= i < self.n_vocab for i in ids):
-            raise ValueError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(str(i) for i in ids if not 0 <= i < self.n_vocab)}")
+        outside = [str(i) for i in ids if not 0 <= i < self.n_vocab]
+        if outside:
+            raise ValueError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(outside)}")
         return super().decode_bytes([i for i in ids if i in self.known])
 
     def decode(self, ids, errors="replace"):
@@ -659,18 +688,18 @@ class Encoder(tiktoken.Encoding):
 
 
 class NoEncoder:
-    """In place of the tokenizer that a model lacks: the weights can be used with ids, and text is refused."""
+    """In place of the tokenizer that a model lacks: its weights can be used with ids, and text is refused."""
 
     n_vocab = None
 
     def __init__(self, where):
         self.where = where
 
-    def encode(self, text=None):
-        raise ValueError(f"{self.where}: no tokenizer for text: vocab.json and merges.txt, or tokenizer.json, are missing here")
+    def refuse(self, *_):
+        raise ValueError(f"{self.where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there")
 
-    decode = decode_bytes = encode
-    eot_token = property(encode)
+    encode = decode = decode_bytes = refuse
+    eot_token = property(refuse)
 
 
 def load_encoder(checkpoint, config=None):
@@ -681,7 +710,7 @@ def load_encoder(checkpoint, config=None):
     """
     where, files = checkpoint.path, checkpoint.files
     if "tokenizer.json" in files:
-        vocab, merges, added, add_prefix_space = read_tokenizer_json(files["tokenizer.json"], f"{where}: tokenizer.json")
+        vocab, merges, added, add_prefix_space = read_tokenizer_json(files, where)
     elif "vocab.json" in files and "merges.txt" in files:
         vocab, merges, added, add_prefix_space = read_vocab_and_merges(files, where)
     else:
@@ -694,47 +723,52 @@ def load_encoder(checkpoint, config=None):
     alphabet = byte_alphabet()
     tokens = {bytes([byte]): vocab[character] for character, byte in alphabet.items() if character in vocab}
     if len(tokens) != 256:
-        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes: not byte-level BPE, GPT-2's kind")
+        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes: not GPT-2's kind, byte-level BPE")
     merge_ranks, last_id = {}, -1
     for rank, (left, right) in enumerate(merges):
         if not {left, right, left + right} <= set(vocab) or not set(left + right) <= set(alphabet):
-            raise ValueError(f"{where}: merge {rank} ({left} {right}): the two, or what they make, are not in the vocabulary")
-        # tiktoken knows no list of merges: of all neighbours it joins those that make the lowest id.
+            raise ValueError(f"{where}: merge {rank} ({left} {right}): it, or what it makes, is not in the vocabulary")
+        # tiktoken is given no list of merges: of all neighbours it joins those that make the lowest id.
         if vocab[left + right] <= last_id:
-            raise ValueError(f"{where}: merge {rank} ({left} {right}) makes id {vocab[left + right]} after {last_id}: only ids in the order of merges are supported")
+            raise ValueError(
+                f"{where}: merge {rank} ({left} {right}) makes id {vocab[left + right]}, the one before it {last_id}: "
+                "only vocabularies in the order of their merges are supported"
+            )
         last_id = vocab[left + right]
         token = bytes(alphabet[character] for character in left + right)
         tokens[token], merge_ranks[token] = last_id, rank
     merged = set(tokens.values())
     others = {text: i for text, i in all_ids.items() if i not in merged}
-    added = {text: flags for text, flags in added.items() if text in others}
-    eot = others.get(EOT, config and config["eos_token_id"])
-    n_rows = config and config["n_vocab"]
-    return Encoder(tokens, merge_ranks, others, added, eot if eot in all_ids.values() else None, n_rows, add_prefix_space)
+    config = config or {"n_vocab": None, "eos_token_id": None}
+    eot = all_ids.get(EOT, config["eos_token_id"])
+    eot = eot if eot in all_ids.values() else None
+    return Encoder(tokens, merge_ranks, others, added, eot, config["n_vocab"], add_prefix_space)
 
 
-def read_tokenizer_json(text, where):
+def read_tokenizer_json(files, where):
     """tokenizer.json -> vocab {token: id}, merges [(left, right)], added {text: flags and id}, add_prefix_space."""
-    tokenizer = parse_json(text, where)
-    with naming_faults(f"{where}: not in the form of the tokenizers package"):
-        model, pre_tokenizer = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
-        post_processor = tokenizer.get("post_processor") or {}
-        unsupported = {
-            f"model {model.get('type', 'BPE')}": model.get("type", "BPE") != "BPE",
-            f"pre_tokenizer {pre_tokenizer.get('type')}": pre_tokenizer.get("type") != "ByteLevel" or not pre_tokenizer.get("use_regex", True),
+    tokenizer = parse_json(files["tokenizer.json"], f"{where}: tokenizer.json")
+    with naming_faults(f"{where}: tokenizer.json"):
+        model, splitter = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
+        post = tokenizer.get("post_processor") or {"type": "ByteLevel"}
+        of_another_kind = {
+            f"model {model.get('type')}": model.get("type", "BPE") != "BPE",
+            f"pre_tokenizer {splitter.get('type')}": splitter.get("type") != "ByteLevel",
+            "pre_tokenizer without use_regex": not splitter.get("use_regex", True),
+            f"post_processor {post['type']}": post["type"] not in ("ByteLevel", "TemplateProcessing"),
+            "post_processor that adds tokens": post.get("special_tokens"),
             "normalizer": tokenizer.get("normalizer"),
-            f"post_processor {post_processor.get('type')}": post_processor.get("type", "ByteLevel") not in ("ByteLevel", "TemplateProcessing")
-            or post_processor.get("special_tokens"),
-            **{f"model.{key}": model.get(key) for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")},
         }
-        names = [name for name, is_there in unsupported.items() if is_there]
-        if names:
-            raise ValueError(f"only GPT-2's byte-level BPE is supported, without {listed(names)}")
-        merges = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in model["merges"]]
-        if not all(len(merge) == 2 and isinstance(merge[0], str) and isinstance(merge[1], str) for merge in merges):
-            raise ValueError("merges are not pairs of tokens")
+        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
+            of_another_kind[key] = model.get(key)
+        if any(of_another_kind.values()):
+            names = listed(name for name, is_there in of_another_kind.items() if is_there)
+            raise ValueError(f"only GPT-2's kind, byte-level BPE, is supported, not {names}")
+        merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+        if not all(len(merge) == 2 for merge in merges):
+            raise ValueError("merges are pairs of tokens")
         added = {flags["content"]: flags for flags in tokenizer.get("added_tokens") or [] if flags["content"]}
-        return dict(model["vocab"]), merges, added, pre_tokenizer.get("add_prefix_space", False)
+        return dict(model["vocab"]), merges, added, splitter.get("add_prefix_space", False)
 
 
 def read_vocab_and_merges(files, where):
@@ -746,17 +780,21 @@ def read_vocab_and_merges(files, where):
             continue
         merges.append(tuple(line.split(" ")))
         if len(merges[-1]) != 2:
-            raise ValueError(f"{where}: merges.txt line {number}: two tokens are expected, not {line!r:.60}")
+            raise ValueError(f"{where}: merges.txt, line {number}: two tokens are expected, not {line!r:.60}")
 
-    others = {name: parse_json(files[name], f"{where}: {name}") for name in TEXT_FILES if name in files and name not in ("vocab.json", "merges.txt")}
-    config, tokens_map = others.get("tokenizer_config.json", {}), others.get("special_tokens_map.json", {})
+    def read(name):
+        return parse_json(files.get(name, "{}"), f"{where}: {name}")
+
+    config = read("tokenizer_config.json")
     with naming_faults(f"{where}: added tokens"):
-        added = {text: {"id": i} for text, i in others.get("added_tokens.json", {}).items()}
-        added.update({flags["content"]: {**flags, "id": int(i)} for i, flags in config.get("added_tokens_decoder", {}).items()})
-        # Special tokens named without an id are in the vocabulary.
-        named = [value for source in (tokens_map, config) for key, value in source.items() if key.endswith("_token") and value]
-        for text in (EOT, *(value["content"] if isinstance(value, dict) else value for value in named)):
-            if text in vocab:
+        added = {text: {"id": i} for text, i in read("added_tokens.json").items()}
+        for i, flags in config.get("added_tokens_decoder", {}).items():
+            added[flags["content"]] = {**flags, "id": int(i)}
+        # Special tokens that are named without an id are in the vocabulary.
+        named = [(EOT, EOT), *read("special_tokens_map.json").items(), *config.items()]
+        for key, text in named:
+            text = text["content"] if isinstance(text, dict) and "content" in text else text
+            if key.endswith(("_token", EOT)) and text in vocab:
                 added.setdefault(text, {"id": vocab[text]})
     return vocab, merges, added, config.get("add_prefix_space", False)
 
@@ -771,20 +809,30 @@ HUB = {  # name -> id on the hub
     "distilgpt2": "distilbert/distilgpt2",
 }
 KNOWN_FILES = {  # (hub id, file) -> size and sha256
-    ("openai-community/gpt2", "model.safetensors"): (548_105_171, "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707"),
-    ("openai-community/gpt2", "vocab.json"): (1_042_301, "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783"),
-    ("openai-community/gpt2", "merges.txt"): (456_318, "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"),
+    ("openai-community/gpt2", "model.safetensors"): (
+        548_105_171,
+        "248dfc3911869ec493c76e65bf2fcf7f615828b0254c12b473182f0f81d3a707",
+    ),
+    ("openai-community/gpt2", "vocab.json"): (
+        1_042_301,
+        "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
+    ),
+    ("openai-community/gpt2", "merges.txt"): (
+        456_318,
+        "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
+    ),
 }
 RETRY_PAUSES = (1, 2, 4)  # seconds before the second, third and fourth attempt
 TIMEOUT = (10, 30)  # seconds to connect, and without a byte
 
 
+def has_files(folder, *names):
+    return all((folder / name).is_file() for name in names)
+
+
 def has_weights(folder):
-    return any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"))
-
-
-def has_tokenizer(folder):
-    return (folder / "tokenizer.json").is_file() or ((folder / "vocab.json").is_file() and (folder / "merges.txt").is_file())
+    weights = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    return has_files(folder, "config.json") and any(has_files(folder, name) for name in weights)
 
 
 def find_model(model, models_dir="models"):
@@ -799,7 +847,7 @@ def find_model(model, models_dir="models"):
     places = [Path(models_dir), Path(__file__).parent / models_dir]
     for path in (Path(model), *(place / model for place in places)):
         # A folder in which a download broke off has no weights yet: the download goes on.
-        if path.is_file() or (path.is_dir() and has_weights(path) and (path / "config.json").is_file()):
+        if path.is_file() or has_weights(path):
             return path
     if Path(model).exists() and model not in HUB:
         open_checkpoint(model)  # raises what is wrong with its weights, if that is it
@@ -807,8 +855,10 @@ def find_model(model, models_dir="models"):
 
     repo = HUB.get(model, model)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII):
-        names = listed(["tales", *HUB])
-        raise ValueError(f"no model {model!r}: no such file or folder, none in {models_dir}, and no known name ({names}) or hub id (org/name)")
+        raise ValueError(
+            f"no model {model!r}: no such file or folder, none in {models_dir}, "
+            f"no known name (tales, {', '.join(HUB)}) and no hub id (org/name)"
+        )
     cached = find_in_cache(repo)
     if cached:
         return cached
@@ -818,7 +868,9 @@ def find_model(model, models_dir="models"):
         place = next((place for place in places if place.is_dir()), places[0])
         return download_model(repo, place / model)
     except ValueError as error:
-        raise ValueError(f"cannot get {model}: {error}; without it work the bundled model (--model tales) and any model folder (--model path)") from None
+        raise ValueError(
+            f"cannot get {model}: {error}; what works: the bundled model (--model tales), a folder (--model path)"
+        ) from None
 
 
 def find_in_cache(repo):
@@ -826,13 +878,13 @@ def find_in_cache(repo):
     env = os.environ.get
     home = Path(env("HF_HOME") or Path(env("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
     cache = Path(env("HF_HUB_CACHE") or env("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
-    names = [repo, repo.split("/")[1]] if repo in HUB.values() else [repo]  # "gpt2" is the old id of openai-community/gpt2
-    for name in names:
+    # The models of `HUB` had ids without an organisation once, such as "gpt2".
+    for name in [repo, repo.split("/")[1]] if repo in HUB.values() else [repo]:
         folder = cache / f"models--{name.replace('/', '--')}"
-        main = folder / "refs" / "main"
-        snapshots = [folder / "snapshots" / read_text(main).strip()] if main.is_file() else sorted(folder.glob("snapshots/*"))
-        for snapshot in snapshots:
-            if (snapshot / "config.json").is_file() and has_weights(snapshot) and has_tokenizer(snapshot):
+        commit = read_text(folder / "refs" / "main").strip() if has_files(folder, "refs/main") else "*"
+        for snapshot in sorted(folder.glob(f"snapshots/{commit}")):
+            has_tokenizer = has_files(snapshot, "tokenizer.json") or has_files(snapshot, "vocab.json", "merges.txt")
+            if has_weights(snapshot) and has_tokenizer:
                 return snapshot
     return None
 
@@ -848,7 +900,7 @@ class Interrupted(Exception):
 def download_model(repo, folder):
     """Download a model of the hub -> its folder. The weights come last, so a folder with weights is complete.
 
-    HF_ENDPOINT is the address of the hub or a mirror. Raises ValueError, or OSError for a folder that cannot be written.
+    HF_ENDPOINT is the address of the hub or a mirror. Raises ValueError, or OSError where it cannot be written.
     """
     url = f"{(os.environ.get('HF_ENDPOINT') or 'https://huggingface.co').rstrip('/')}/{repo}/resolve/main"
 
@@ -865,7 +917,9 @@ def download_model(repo, folder):
         try:
             get("model.safetensors.index.json", unfinished)
         except NotOnServer:
-            raise ValueError(f"{repo} has no model.safetensors; pytorch_model.bin is not used, since a pickle can run any code") from None
+            raise ValueError(
+                f"{repo} has no model.safetensors; a pytorch_model.bin is not read: a pickle can run any code"
+            ) from None
         weight_map = parse_json(read_text(unfinished), unfinished).get("weight_map", {})
         for name in sorted(set(weight_map.values())):
             if not re.fullmatch(r"[\w-][\w.-]*", name):
@@ -899,21 +953,22 @@ def fetch(url, path, size=None, sha256=None):
             return
         for pause in (*RETRY_PAUSES, None):
             try:
-                expected = fetch_part(requests, url, part, size, sha256)
-                check_download(part, path.name, *expected)
+                check_download(part, path.name, *fetch_part(requests, url, part, size, sha256))
                 break
-            except (Interrupted, requests.ConnectionError, requests.Timeout, requests.packages.urllib3.exceptions.HTTPError) as error:
-                if pause is None:
-                    reason = "no answer (no network?)" if isinstance(error, (requests.ConnectionError, requests.Timeout)) else error
-                    raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on from here") from None
-                time.sleep(pause)
+            except (requests.ConnectionError, requests.Timeout):
+                reason = "no answer (no network?)"
             except requests.RequestException as error:
                 raise ValueError(f"{url}: {error}") from None
+            except (Interrupted, requests.packages.urllib3.exceptions.HTTPError) as error:
+                reason = error
+            if pause is None:
+                raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on from there")
+            time.sleep(pause)
         os.replace(part, path)
 
 
 def fetch_part(requests, url, part, size, sha256):
-    """One attempt: append to `part` what is missing, or write it anew -> size and sha256 the file must have, or None."""
+    """One attempt: append to `part` what is missing, or write it anew -> size and sha256 that it must have, or None."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"}
     if have:
@@ -922,23 +977,23 @@ def fetch_part(requests, url, part, size, sha256):
         headers["Authorization"] = f"Bearer {os.environ['HF_TOKEN']}"  # requests drops it where another host takes over
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         for answer in (*response.history, response):  # the hub tells what it knows of a large file while it redirects
-            linked_size, linked_tag = answer.headers.get("X-Linked-Size", ""), answer.headers.get("X-Linked-Etag", "").strip('"')
-            size = size or (int(linked_size) if linked_size.isdecimal() else None)
-            sha256 = sha256 or (linked_tag if re.fullmatch("[0-9a-f]{64}", linked_tag) else None)
+            tag = answer.headers.get("X-Linked-Etag", "").strip('"')
+            size = size or as_size(answer.headers.get("X-Linked-Size"))
+            sha256 = sha256 or (tag if re.fullmatch("[0-9a-f]{64}", tag) else None)
 
         status = response.status_code
-        content_range = re.fullmatch(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if status == 416 and have and content_range and content_range[2] == str(have):
+        # "bytes FIRST-LAST/TOTAL"; "bytes */TOTAL" where nothing is left to send
+        first, _, in_all = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+        if status == 416 and as_size(in_all) == have:
             return size or have, sha256  # `part` was whole already
-        if status == 416 or (status == 206 and (not content_range or content_range[1] != str(have))):
+        if status == 416 or (status == 206 and as_size(first.partition("-")[0]) != have):
             part.unlink()
             raise Interrupted("the server does not go on where the last attempt ended")
-        if status == 401 and "Authorization" in headers:
-            raise ValueError(f"{url}: 401, the server does not accept the token in HF_TOKEN")
         if status == 401:
-            raise ValueError(f"{url}: 401, the server wants a token (set HF_TOKEN), or there is no such model")
+            fault = "the token in HF_TOKEN is refused" if "Authorization" in headers else "set HF_TOKEN, or check the name"
+            raise ValueError(f"{url}: 401, the server wants to know who asks: {fault}")
         if status == 403:
-            raise ValueError(f"{url}: 403, not allowed: accept the model's terms on its page, and set HF_TOKEN to a token of that account")
+            raise ValueError(f"{url}: 403, not allowed: accept the model's terms on its page, as the owner of HF_TOKEN")
         if status in (404, 410):
             raise NotOnServer(f"{url}: {status}, there is no such model or file")
         if status in (408, 429) or status >= 500:
@@ -949,28 +1004,35 @@ def fetch_part(requests, url, part, size, sha256):
             raise ValueError(f"{url}: the server sends the file in an encoding that was not asked for")
 
         start = have if status == 206 else 0
-        length = response.headers.get("Content-Length", "")
-        total = start + int(length) if length.isdecimal() else int(content_range[2]) if content_range and content_range[2].isdecimal() else None
+        length = as_size(response.headers.get("Content-Length"))
+        total = as_size(in_all) if length is None else start + length
         if None not in (size, total) and size != total:
             raise ValueError(f"{url}: the server has {total} bytes, {size} are expected: another file?")
         total = size or total
-        first = response.raw.read(1 << 16, decode_content=False)
-        is_page = response.headers.get("Content-Type", "").startswith("text/html") or re.match(rb"\s*<(!doctype|html)", first, re.IGNORECASE)
-        if is_page:
-            raise ValueError(f"{url}: a web page came instead of the file: a login page or a proxy in between?")
+
+        def read():  # from below requests, which would lose what comes just before a connection closes
+            return response.raw.read(1 << 16, decode_content=False)
+
+        data = read()
+        is_page = re.match(rb"\s*<(!doctype|html)", data, re.IGNORECASE)
+        if is_page or response.headers.get("Content-Type", "").startswith("text/html"):
+            raise ValueError(f"{url}: a web page came instead of the file: a login page, or a proxy in between?")
         if total and shutil.disk_usage(part.parent).free < total - start:
-            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {part.name} takes {in_units(total - start)} more")
-        with open(part, "ab" if start else "wb") as file, tqdm(
-            desc=part.name.removesuffix(".part"), total=total, initial=start, unit="B", unit_scale=True, disable=None
-        ) as bar:
-            data = first
-            while data:  # read from below requests: it would lose what came just before a connection closes
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {in_units(total - start)} are needed")
+        bar = tqdm(desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None)
+        with open(part, "ab" if start else "wb") as file, bar:
+            while data:
                 file.write(data)
                 bar.update(len(data))
-                data = response.raw.read(1 << 16, decode_content=False)
+                data = read()
     if total and part.stat().st_size < total:
         raise Interrupted(f"the connection closed at {part.stat().st_size} of {total} bytes")
     return total, sha256
+
+
+def as_size(text):
+    """A number in a header -> int, or None for one that is missing or none."""
+    return int(text) if text and text.isdecimal() else None
 
 
 def check_download(part, name, size, sha256):
@@ -1045,7 +1107,8 @@ def encode_prompts(encoder, prompts):
     if not prompts:
         raise ValueError('no prompt: give at least one, as in "Once upon a time"')
     if any(prompt.endswith(" ") for prompt in prompts):
-        print("hint: a prompt ends in a space; GPT-2 goes on better without it, since its words begin with their space", file=sys.stderr)
+        hint = "hint: a prompt ends in a space; GPT-2 goes on better without it, for its words begin with one"
+        print(hint, file=sys.stderr)
     return [encoder.encode(prompt) or [encoder.eot_token] for prompt in prompts]
 
 
@@ -1074,9 +1137,9 @@ def run(main):
     """Run a function, or one of a dict of functions, as a command: the edge at which mistakes become one line.
 
     Prompts and text flags arrive as typed; the default of a flag says whether its value is text, a whole number, a
-    number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with a
-    dash. ValueError and OSError end as one line on stderr and exit status 2, Ctrl-C quietly with 130; any other error is
-    a bug and keeps its traceback.
+    number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with
+    a dash. ValueError and OSError end as one line on stderr and exit status 2, Ctrl-C quietly with 130; any other error
+    is a bug and keeps its traceback.
     """
     show_everything(sys.stdout)
     show_everything(sys.stderr)
@@ -1094,7 +1157,7 @@ def run(main):
         sys.exit(2)
 
 
-TYPED = "\0"  # put before an argument that is no flag, so that fire takes "-" and "--x" as they are; none can contain it
+TYPED = "\0"  # stands before arguments that are no flags, so that fire takes "-" and "--x" as typed; none contains it
 
 
 def call_with_fire(main, argv, name):
@@ -1129,7 +1192,8 @@ def call_with_fire(main, argv, name):
         elif isinstance(defaults.get(key.removeprefix("no")), bool) and not equals:
             key, value = key.removeprefix("no"), "False"
         elif key not in defaults:
-            raise ValueError(f"unknown flag {argument}; known: {listed((f'--{n}' for n in defaults), 50)} (a text that begins with a dash goes after --)")
+            known = ", ".join(f"--{name}" for name in defaults)
+            raise ValueError(f"unknown flag {argument}; known: {known} (a text that begins with a dash goes after --)")
         elif not equals:
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"--{key} needs a value")
@@ -1217,19 +1281,17 @@ def inspect_model(model="tales", models_dir="models"):
 
     print(f"weights in memory, float32: {n_params:,} * 4 bytes = {in_units(n_params * 4)}")
     for batch in (1, 8):
-        n_bytes = 2 * config["n_layer"] * batch * config["n_head"] * config["n_ctx"] * rows["d_head"] * 4
-        factors = f"2 * {config['n_layer']} layers * {batch} rows * {config['n_head']} heads * {config['n_ctx']} tokens * {rows['d_head']} * 4 bytes"
-        print(f"KV cache at batch {batch}: {factors} = {in_units(n_bytes)}")
+        factors = (2, config["n_layer"], batch, config["n_head"], config["n_ctx"], rows["d_head"], 4)
+        formula = "2 * n_layer * batch * n_head * n_ctx * d_head * 4 bytes"
+        print(f"KV cache, batch {batch}: {formula} = {' * '.join(map(str, factors))} = {in_units(math.prod(factors))}")
 
 
 def in_units(n_bytes):
-    for unit in ("bytes", "kB", "MB"):
-        if n_bytes < 1000:
-            break
-        n_bytes /= 1000
-    else:
-        unit = "GB"
-    return f"{n_bytes:.0f} bytes" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
+    """A number of bytes for people: 6,329,552 -> "6.3 MB"."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.1f} {unit}"
+    return f"{n_bytes} bytes"
 
 
 def download(model, models_dir="models"):
@@ -1259,8 +1321,9 @@ def tokenize(*texts, model="tales", models_dir="models", merges=False):
         for i in encoder.encode(text):
             token = encoder.decode_bytes([i])
             print(f"{i:6}  {in_quotes(token)}")
-            for left, right, rank in merges_of(token, encoder.merge_ranks) if merges else ():
-                print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
+            if merges and token in encoder.merge_ranks:
+                for left, right, rank in merges_of(token, encoder.merge_ranks):
+                    print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
 
 
 def in_quotes(token):
@@ -1280,8 +1343,6 @@ def merges_of(token, merge_ranks):
     while len(parts) > 1:
         ranks = [merge_ranks.get(left + right, math.inf) for left, right in zip(parts, parts[1:])]
         i = ranks.index(min(ranks))
-        if ranks[i] == math.inf:  # an added token is not made by merges
-            break
         steps.append((parts[i], parts[i + 1], ranks[i]))
         parts[i : i + 2] = [parts[i] + parts[i + 1]]
     return steps
