@@ -96,8 +96,8 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
 
     With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
-    limits the logits to the last positions. attention_mask [B, n_past + T] is 1 for real tokens and 0 for pads; without
-    it all are real. Logits of pads mean nothing.
+    limits the logits to the last positions. attention_mask [B, n_past + T or more] is 1 for real tokens and 0 for pads;
+    without it all are real. Logits of pads mean nothing.
     """
     input_ids = np.asarray(input_ids)
     B, T = input_ids.shape
@@ -108,7 +108,7 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
         raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
     if attention_mask is None:
         attention_mask = np.ones((B, n_past + T), dtype=int)
-    real = np.asarray(attention_mask, dtype=bool)
+    real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -150,29 +150,26 @@ def check_lengths(lengths, n_tokens_to_generate, n_ctx):
 
 
 def init_kv_cache(wte, blocks, n_head, B, T_max):
-    """An empty cache for B rows of up to T_max tokens each, pads included. It belongs to the caller.
+    """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
 
     All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
     """
-    shape = (len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head)  # 2: keys and values
-    return {"length": 0, "blocks": np.empty(shape, wte.dtype)}
+    return {"length": 0, "blocks": np.empty((len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head), wte.dtype)}
 
 
-def prefill(input_ids, params, n_head, kv_cache, attention_mask, chunk=128):
-    """Put the prompts' keys and values into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position.
-
-    attention_mask [B, n_past + T]. The prompt is taken in chunks: small arrays are fast, and a chunk scores no later key.
-    """
-    n_past, T = kv_cache["length"], input_ids.shape[1]
+def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=128):
+    """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
+    T = input_ids.shape[1]
+    # In chunks, because small arrays are fast and the keys of later chunks need no scores.
     for start in range(0, T, chunk):
         stop = min(start + chunk, T)
-        ids, mask, n_logits = input_ids[:, start:stop], attention_mask[:, : n_past + stop], int(stop == T)
-        logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=kv_cache, n_logits=n_logits)
+        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(stop == T)}
+        logits = gpt2(input_ids[:, start:stop], **params, n_head=n_head, **cached)
     return logits[:, -1]
 
 
-def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask):
-    """One more token per row: input_ids [B] -> logits [B, n_vocab]; attention_mask [B, n_past + 1]."""
+def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask=None):
+    """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
     return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
 
 
@@ -189,14 +186,14 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(np.asarray(attention_mask)[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # [B, T] -> [B, T+n]
+    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
     for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
         if i == 0:
-            logits = prefill(input_ids, params, n_head, kv_cache, attention_mask[:, :T])
+            logits = prefill(input_ids, params, n_head, kv_cache, attention_mask)
         else:
-            logits = decode_one_token(output_ids[:, i - 1], params, n_head, kv_cache, attention_mask[:, : T + i])
+            logits = decode_one_token(output_ids[:, i - 1], params, n_head, kv_cache, attention_mask)
         output_ids[:, i] = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
     return output_ids.tolist()
 
