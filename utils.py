@@ -110,7 +110,7 @@ def read_safetensors_header(path):
             raise ValueError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
         n_bytes = math.prod(shape) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
         if n_bytes != end - begin:
-            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, not the {end - begin} there are")
+            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, but there are {end - begin}")
 
     last_end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -340,7 +340,7 @@ def read_text(path):
 
 
 def parse_json(text, where):
-    """A JSON object -> dict. Raises ValueError that begins with `where` for anything else, and for a key given twice."""
+    """A JSON object -> dict. Raises ValueError, with `where`, for anything else and for a key that is there twice."""
 
     def unique(pairs):
         result = dict(pairs)
@@ -537,9 +537,9 @@ def tie(lm_head, wte, where):
         rows = [slice(i, i + 1024) for i in range(0, len(a), 1024)]  # a few at a time: no array as large as wte is made
         if all(np.array_equal(a[i], b[i]) for i in rows):
             return wte
-        # GGUF files often hold the one matrix twice, in two quantised types: then they are near to each other.
+        # GGUF files often hold the one matrix twice, in two types of which one is quantised: then they are near.
         error, size = sum(np.sum((a[i] - b[i]) ** 2) for i in rows), sum(np.sum(b[i] ** 2) for i in rows)
-        if lm_head.dtype != wte.dtype and error < 0.1 * size:
+        if not {lm_head.dtype, wte.dtype} <= {"F64", "F32", "F16", "BF16"} and error < 0.1 * size:
             return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
     raise ValueError(
         f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false), which is not supported: "
@@ -723,7 +723,7 @@ def load_encoder(checkpoint, config=None):
     alphabet = byte_alphabet()
     tokens = {bytes([byte]): vocab[character] for character, byte in alphabet.items() if character in vocab}
     if len(tokens) != 256:
-        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes: not GPT-2's kind, byte-level BPE")
+        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
     merge_ranks, last_id = {}, -1
     for rank, (left, right) in enumerate(merges):
         if not {left, right, left + right} <= set(vocab) or not set(left + right) <= set(alphabet):
@@ -962,7 +962,7 @@ def fetch(url, path, size=None, sha256=None):
             except (Interrupted, requests.packages.urllib3.exceptions.HTTPError) as error:
                 reason = error
             if pause is None:
-                raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on from there")
+                raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on there")
             time.sleep(pause)
         os.replace(part, path)
 
@@ -990,7 +990,8 @@ def fetch_part(requests, url, part, size, sha256):
             part.unlink()
             raise Interrupted("the server does not go on where the last attempt ended")
         if status == 401:
-            fault = "the token in HF_TOKEN is refused" if "Authorization" in headers else "set HF_TOKEN, or check the name"
+            known = "Authorization" in headers
+            fault = "the token in HF_TOKEN is refused" if known else "set HF_TOKEN, or check the name"
             raise ValueError(f"{url}: 401, the server wants to know who asks: {fault}")
         if status == 403:
             raise ValueError(f"{url}: 403, not allowed: accept the model's terms on its page, as the owner of HF_TOKEN")
