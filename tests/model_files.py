@@ -1,4 +1,4 @@
-"""Model files for the tests, written byte by byte here and not by `utils`, so that neither can hide the other's faults."""
+"""Model files for the tests, written here and not by `utils`, so that neither can hide the other's faults."""
 
 import importlib
 import json
@@ -121,10 +121,11 @@ def tokenizer_json(vocab=None, merges=MERGES, added=(), **changes):
         {**flags, "id": vocab["<|endoftext|>"], "content": "<|endoftext|>"},
         *({**flags, **token} for token in added),
     ]
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "", "end_of_word_suffix": "",
-             "fuse_unk": False, "byte_fallback": False, "vocab": vocab, "merges": [" ".join(m) for m in merges]}  # fmt: skip
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
-             "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}  # fmt: skip
+    model = {"type": "BPE", "dropout": None, "unk_token": None, "fuse_unk": False, "byte_fallback": False}
+    model |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", "vocab": vocab}
+    model["merges"] = [" ".join(merge) for merge in merges]
+    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None}
+    whole |= {"pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}
     return json.dumps({**whole, **changes}, ensure_ascii=False)
 
 
@@ -163,7 +164,7 @@ def gguf_name(name):
 def write_gguf(
     path, config=CONFIG, tensors=None, quantize=None, architecture="gpt2", vocab=None, model="gpt2", pre="gpt-2"
 ):
-    """A .gguf file as llama.cpp's converter makes it from a GPT-2; quantize: {name: gguf type}, F32 and F16 as they are."""
+    """A .gguf file as llama.cpp's converter makes it from a GPT-2; quantize: {tensor name: type of the gguf package}."""
     import gguf
 
     tensors = make_tensors(config) if tensors is None else tensors
@@ -218,9 +219,10 @@ def write_huge_folder(folder, n_layer=12, n_embd=768, n_head=12, n_vocab=50257, 
     }
     shapes |= {"wte.weight": [n_vocab, n_embd], "wpe.weight": [n_ctx, n_embd]}
     for i in range(n_layer):
-        for name, shape in (("ln_1", []), ("ln_2", []), ("attn.c_attn", [n_embd, 3 * n_embd]), ("attn.c_proj", [n_embd, n_embd]),
-                            ("mlp.c_fc", [n_embd, 4 * n_embd]), ("mlp.c_proj", [4 * n_embd, n_embd])):  # fmt: skip
-            shapes |= {f"h.{i}.{name}.weight": shape or [n_embd], f"h.{i}.{name}.bias": [(shape or [n_embd])[-1]]}
+        linears = {"attn.c_attn": [n_embd, 3 * n_embd], "attn.c_proj": [n_embd, n_embd]}
+        linears |= {"mlp.c_fc": [n_embd, 4 * n_embd], "mlp.c_proj": [4 * n_embd, n_embd]}
+        for name, shape in {"ln_1": [n_embd], "ln_2": [n_embd], **linears}.items():
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[-1:]}
     header, end = {}, 0
     for name, shape in shapes.items():
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + 4 * math.prod(shape)]}
@@ -263,7 +265,7 @@ def command(*arguments, cwd=ROOT, stdin=None, env=None, script="utils.py", text=
 
 
 def assert_one_line(result, *words):
-    """The command ended as a user's mistake does: exit status 2, nothing on stdout, one line on stderr with these words."""
+    """The command ended as a user's mistake does: status 2, nothing on stdout, one line on stderr with these words."""
     assert result.returncode == 2, result
     assert result.stdout == ""
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import utils
 from model_files import (  # noqa: F401
     CONFIG,
     MERGES,
@@ -24,6 +23,8 @@ from model_files import (  # noqa: F401
     write_folder,
     write_gguf,
 )
+
+import utils
 
 IDS = [1, 4, 7, 2, 260]
 
@@ -456,7 +457,8 @@ def test_a_hugging_face_cache_is_used_in_place(tmp_path, elsewhere, monkeypatch,
     assert not (elsewhere / "models").exists()
 
 
-def test_the_old_name_of_a_known_model_in_the_cache(tmp_path, elsewhere):
+def test_the_old_name_of_a_known_model_in_the_cache(tmp_path, elsewhere, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = write_folder(tmp_path / "no such cache/hub/models--distilgpt2/snapshots/abc")
     assert utils.find_model("distilgpt2") == folder
     write_folder(tmp_path / "no such cache/hub/models--name/snapshots/abc")
@@ -502,6 +504,7 @@ def test_no_command_on_the_bundled_model_opens_a_connection(tmp_path):
         "def no(*args, **kwargs): raise RuntimeError('a connection')\n"
         "socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = no\n"
         "sys.argv = sys.argv[1:]\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
         "runpy.run_path(sys.argv[0], run_name='__main__')\n",
         encoding="utf-8",
     )
