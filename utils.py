@@ -322,7 +322,10 @@ def replacing(path):
         part.unlink(missing_ok=True)
 
 
-FAULTS = (ValueError, LookupError, TypeError, OverflowError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+FAULTS = (
+    ValueError, LookupError, TypeError, AttributeError, OverflowError, EOFError, RuntimeError,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -726,7 +729,7 @@ def load_encoder(checkpoint, config=None):
         raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
     merge_ranks, last_id = {}, -1
     for rank, (left, right) in enumerate(merges):
-        if not {left, right, left + right} <= set(vocab) or not set(left + right) <= set(alphabet):
+        if not all(token in vocab for token in (left, right, left + right)) or not alphabet.keys() >= {*left, *right}:
             raise ValueError(f"{where}: merge {rank} ({left} {right}): it, or what it makes, is not in the vocabulary")
         # tiktoken is given no list of merges: of all neighbours it joins those that make the lowest id.
         if vocab[left + right] <= last_id:
@@ -849,12 +852,13 @@ def find_model(model, models_dir="models"):
         # A folder in which a download broke off has no weights yet: the download goes on.
         if path.is_file() or has_weights(path):
             return path
-    if Path(model).exists() and model not in HUB:
+    repo = HUB.get(model, model)
+    is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII)
+    is_unfinished = is_hub_id and any((place / model).is_dir() for place in places)  # a download that broke off
+    if Path(model).exists() and model not in HUB and not is_unfinished:
         open_checkpoint(model)  # raises what is wrong with its weights, if that is it
         raise ValueError(f"{model}: no config.json in this folder")
-
-    repo = HUB.get(model, model)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII):
+    if not is_hub_id:
         raise ValueError(
             f"no model {model!r}: no such file or folder, none in {models_dir}, "
             f"no known name (tales, {', '.join(HUB)}) and no hub id (org/name)"

@@ -1,45 +1,32 @@
 """Model files for the tests, written here and not by `utils`, so that neither can hide the other's faults."""
 
-import importlib
 import json
 import math
 import os
 import re
-import socket
 import struct
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tiny import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 CONFIG = {
     "model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
     "vocab_size": 263, "n_positions": 16, "n_embd": 12, "n_head": 3, "n_layer": 2,
 }  # fmt: skip
-VERSIONS = sorted(path.stem for path in ROOT.glob("gpt2_v*.py"))
 
 
 def logits_of(version, params, n_head, ids):
-    """Logits [T, n_vocab] of one sequence, by any version: v0 has no batch axis."""
-    gpt2 = importlib.import_module(version).gpt2
-    return (
-        gpt2(list(ids), **params, n_head=n_head)
-        if version == "gpt2_v0"
-        else gpt2(np.array([ids]), **params, n_head=n_head)[0]
-    )
+    """Logits [T, n_vocab] of one sequence, by any version."""
+    return version.logits(SimpleNamespace(params=params, n_head=n_head), [list(ids)])[0]
 
 
 def greedy(version, params, n_head, ids, n):
-    generate = importlib.import_module(version).generate
-    new = (
-        generate(list(ids), params, n_head, n)
-        if version == "gpt2_v0"
-        else generate(np.array([ids]), params, n_head, n)[0]
-    )
-    return [int(i) for i in new]
+    """The n new ids that a version generates after one prompt."""
+    return [int(i) for i in version.generate(SimpleNamespace(params=params, n_head=n_head), [list(ids)], n)[0]]
 
 
 def make_tensors(config=CONFIG, seed=0, dtype=np.float32):
@@ -164,7 +151,7 @@ def gguf_name(name):
 def write_gguf(
     path, config=CONFIG, tensors=None, quantize=None, architecture="gpt2", vocab=None, model="gpt2", pre="gpt-2"
 ):
-    """A .gguf file as llama.cpp's converter makes it from a GPT-2; quantize: {tensor name: type of the gguf package}."""
+    """A .gguf file as llama.cpp makes it from a GPT-2; quantize: {tensor name: type of the gguf package}."""
     import gguf
 
     tensors = make_tensors(config) if tensors is None else tensors
@@ -236,32 +223,17 @@ def write_huge_folder(folder, n_layer=12, n_embd=768, n_head=12, n_vocab=50257, 
     return folder
 
 
-def command(*arguments, cwd=ROOT, stdin=None, env=None, script="utils.py", text=True, **options):
-    """Run a script of the project with a clean environment -> CompletedProcess, its output as text."""
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("HF_", "HUGGINGFACE_", "XDG_", "PYTHONIOENCODING"))
-    }
-    clean |= {
-        "HF_HUB_OFFLINE": "1",
-        "HF_HOME": str(ROOT / "no such folder"),
-        "NO_PROXY": "127.0.0.1",
-        "PYTHONIOENCODING": "utf-8",
-        **(env or {}),
-    }
-    arguments = [str(argument) for argument in (ROOT / script, *arguments)]
-    encoding = {"encoding": "utf-8"} if text else {}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=cwd,
-        input=stdin,
-        env=clean,
-        capture_output=True,
-        timeout=60,
-        **encoding,
-        **options,
-    )
+SETTINGS = ("HF_", "HUGGINGFACE_", "XDG_", "PYTHONIOENCODING", "http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def command(*arguments, script="utils.py", cwd=ROOT, env=None, **options):
+    """Run a script of the project -> CompletedProcess, with its output as text; offline unless env says otherwise."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(SETTINGS)}
+    clean |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(ROOT / "no such folder"), "NO_PROXY": "127.0.0.1"}
+    clean |= {"PYTHONIOENCODING": "utf-8", **(env or {})}
+    arguments = [sys.executable, *(str(argument) for argument in (ROOT / script, *arguments))]
+    options = {"capture_output": True, "encoding": "utf-8", "timeout": 60, **options}
+    return subprocess.run(arguments, cwd=cwd, env=clean, **options)
 
 
 def assert_one_line(result, *words):
@@ -274,26 +246,10 @@ def assert_one_line(result, *words):
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch, tmp_path):
-    """No test connects to anything but 127.0.0.1, or sees the caches and settings of whoever runs it."""
-    connect = socket.socket.connect
-
-    def guarded(self, address):
-        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "localhost"):
-            raise AssertionError(f"a test wants to connect to {address}")
-        return connect(self, address)
-
-    monkeypatch.setattr(socket.socket, "connect", guarded)
-    for key in (
-        "HF_HUB_CACHE",
-        "HUGGINGFACE_HUB_CACHE",
-        "HF_HUB_OFFLINE",
-        "HF_TOKEN",
-        "XDG_CACHE_HOME",
-        "http_proxy",
-        "HTTP_PROXY",
-    ):
-        monkeypatch.delenv(key, raising=False)
+def clean_environment(monkeypatch, tmp_path):
+    """A test sees nothing of the caches and settings of whoever runs it."""
+    for key in [key for key in os.environ if key.startswith(SETTINGS)]:
+        monkeypatch.delenv(key)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "no such cache"))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

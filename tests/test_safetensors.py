@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from model_files import CONFIG, make_tensors, no_network, safetensors_bytes, write_folder, write_huge_folder  # noqa: F401
+from model_files import CONFIG, clean_environment, make_tensors, safetensors_bytes, write_folder, write_huge_folder  # noqa: F401
 
 import utils
 

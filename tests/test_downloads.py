@@ -1,0 +1,404 @@
+"""Downloads from a server that misbehaves: what arrives is whole and right, or nothing stands under the final name."""
+
+import errno
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from fake_hub import FakeHub
+from model_files import (  # noqa: F401
+    CONFIG,
+    assert_one_line,
+    clean_environment,
+    command,
+    make_tensors,
+    make_vocab,
+    merges_txt,
+    safetensors_bytes,
+    write_folder,
+)
+from tiny import ROOT, VERSIONS
+
+import utils
+
+WEIGHTS = "/org/name/resolve/main/model.safetensors"
+CONFIG_JSON = "/org/name/resolve/main/config.json"
+FILES = {
+    "config.json": json.dumps(CONFIG),
+    "vocab.json": json.dumps(make_vocab()),
+    "merges.txt": merges_txt(),
+    "model.safetensors": safetensors_bytes(make_tensors()),
+}
+DATA = FILES["model.safetensors"]
+PAUSES = utils.RETRY_PAUSES
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A server with the model org/name; retries do not wait, and we are in an empty directory."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    with FakeHub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add_model("org/name", FILES)
+        yield hub
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.glob("*") if path.suffix in (".part", ".lock"))
+
+
+def assert_downloaded(folder):
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: data if isinstance(data, bytes) else data.encode() for name, data in FILES.items()
+    }
+
+
+# ---- what goes well
+
+
+def test_a_model_is_downloaded_loaded_and_not_asked_for_again(hub, tmp_path):
+    encoder, hparams, params = utils.load_model("org/name", tmp_path / "models")
+    np.testing.assert_array_equal(params["wte"], make_tensors()["wte.weight"])
+    assert_downloaded(tmp_path / "models" / "org" / "name")
+    assert [path for path, _ in hub.requests][-1] == WEIGHTS  # last, so that weights mean a whole folder
+    n = len(hub.requests)
+    utils.load_model("org/name", tmp_path / "models")
+    assert len(hub.requests) == n
+
+
+def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(utils, "KNOWN_FILES", {})
+    hub.add_model("openai-community/gpt2", FILES)
+    hub.add_model("distilbert/distilgpt2", FILES)
+    utils.Path("models").mkdir()
+    assert utils.find_model("124M") == utils.Path("models/124M")
+    assert utils.find_model("distilgpt2", "models") == utils.Path("models/distilgpt2")
+    assert utils.find_model("124M", tmp_path / "new" / "dir") == tmp_path / "new" / "dir" / "124M"
+    assert_downloaded(utils.Path("models/124M"))
+
+
+def test_command_download(hub, tmp_path):
+    result = command(
+        "download", "org/name", "--models_dir", tmp_path / "m", env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (
+        0,
+        f"{tmp_path}/m/org/name\n",
+        "",
+    )  # no bar: not a terminal
+    assert_downloaded(tmp_path / "m" / "org" / "name")
+    result = command("download", "org/name", "--models_dir", tmp_path / "m")  # offline, since it is here
+    assert result.returncode == 0
+
+
+@pytest.mark.parametrize("how", ["redirect", "without length", "chunked"])
+def test_ways_of_sending(hub, tmp_path, how):
+    for path in (WEIGHTS, CONFIG_JSON):
+        hub.fault(path, how)
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+
+
+def test_a_model_in_shards(hub, tmp_path):
+    tensors = list(make_tensors().items())
+    shards = {"model-1.safetensors": dict(tensors[:5]), "model-2.safetensors": dict(tensors[5:])}
+    del hub.files[WEIGHTS]
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    hub.add_model("org/name", {file: safetensors_bytes(part) for file, part in shards.items()})
+    hub.add_model("org/name", {"model.safetensors.index.json": json.dumps(index)})
+    hub.fault(WEIGHTS.replace("model.s", "model-2.s"), *["cut"] * 4)
+    with pytest.raises(ValueError, match="model-2.safetensors"):
+        utils.load_model("org/name", tmp_path)
+    assert not utils.has_weights(tmp_path / "org" / "name")  # so the next run goes on
+    _, _, params = utils.load_model("org/name", tmp_path)
+    np.testing.assert_array_equal(params["wpe"], dict(tensors)["wpe.weight"])
+    assert leftovers(tmp_path / "org" / "name") == []
+    hub.add_model("org/evil", {**FILES, "model.safetensors.index.json": '{"weight_map": {"a": "../../evil"}}'})
+    del hub.files["/org/evil/resolve/main/model.safetensors"]
+    with pytest.raises(ValueError, match="evil.*plain name"):
+        utils.load_model("org/evil", tmp_path)
+
+
+def test_a_download_goes_on_in_the_very_directory(hub, tmp_path):
+    """`org/name` is a folder here, but one that an earlier download left."""
+    hub.fault(WEIGHTS, *["cut"] * 4)
+    with pytest.raises(ValueError):
+        utils.find_model("org/name", ".")
+    assert_downloaded(utils.find_model("org/name", "."))
+
+
+def test_a_model_with_tokenizer_json_alone(hub, tmp_path):
+    del hub.files["/org/name/resolve/main/vocab.json"]
+    utils.load_model("org/name", tmp_path)  # without a tokenizer it is a model still
+    assert not (tmp_path / "org" / "name" / "vocab.json").exists()
+
+
+# ---- what goes wrong half way
+
+
+def test_a_connection_that_closes_half_way_is_resumed_by_the_next_run(hub, tmp_path):
+    folder = tmp_path / "org" / "name"
+    hub.fault(WEIGHTS, "cut", "cut", "cut", "cut")
+    with pytest.raises(ValueError, match=r"the connection closed at \d+ of \d+ bytes|IncompleteRead"):
+        utils.find_model("org/name", tmp_path)
+    part = folder / "model.safetensors.part"
+    assert not (folder / "model.safetensors").exists()
+    assert DATA.startswith(part.read_bytes()) and len(part.read_bytes()) == len(DATA) - len(DATA) // 16 - 1
+    n_before = part.stat().st_size
+    utils.find_model("org/name", tmp_path)
+    assert hub.ranges("model.safetensors")[-1] == f"bytes={n_before}-"
+    assert_downloaded(folder)
+
+
+def test_three_retries_with_growing_pauses(hub, tmp_path, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(utils, "RETRY_PAUSES", PAUSES)
+    monkeypatch.setattr(utils.time, "sleep", pauses.append)
+    hub.fault(WEIGHTS, "cut", 503, "cut")
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+    assert len(pauses) == 3 and 0 < pauses[0] < pauses[1] < pauses[2]
+    assert [r is not None for r in hub.ranges("model.safetensors")] == [False, True, True, True]
+
+
+def test_a_server_that_does_not_resume_is_asked_from_the_start(hub, tmp_path):
+    hub.fault(WEIGHTS, "cut", "ignore range")
+    utils.find_model("org/name", tmp_path)
+    assert hub.ranges("model.safetensors") == [None, f"bytes={len(DATA) // 2}-"]
+    assert_downloaded(tmp_path / "org" / "name")
+
+
+def test_a_server_that_resumes_elsewhere_is_not_believed(hub, tmp_path):
+    hub.fault(WEIGHTS, "cut", "wrong range")
+    utils.find_model("org/name", tmp_path)
+    assert hub.ranges("model.safetensors")[-1] is None
+    assert_downloaded(tmp_path / "org" / "name")
+
+
+def test_a_part_that_is_whole_already(hub, tmp_path):
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").write_bytes(DATA)
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(folder)
+
+
+@pytest.mark.parametrize("rest", [b"x" * (len(DATA) + 10), b"x" * 100])
+def test_a_part_of_something_else_is_thrown_away(hub, tmp_path, rest):
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").write_bytes(rest)
+    hub.fault(WEIGHTS, "redirect", "redirect", "redirect")
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(folder)
+
+
+def test_a_cut_without_content_length_is_noticed_by_the_file_s_own_header(hub, tmp_path):
+    hub.fault(WEIGHTS, "cut without length")
+    hub.fault(CONFIG_JSON, "cut without length")
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+    hub.fault(WEIGHTS, *["cut without length"] * 4)
+    with pytest.raises(ValueError, match="not the whole file"):
+        utils.find_model("org/name", tmp_path / "again")
+    assert [p.name for p in (tmp_path / "again/org/name").glob("model*")] == []
+
+
+def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(utils, "TIMEOUT", (1, 0.1))
+    hub.fault(WEIGHTS, "stall")
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+
+
+# ---- what is wrong altogether
+
+
+def test_size_and_sha256_are_checked_where_they_are_known(hub, tmp_path):
+    right = hashlib.sha256(DATA).hexdigest()
+    url = hub.url + WEIGHTS
+    utils.fetch(url, tmp_path / "right", len(DATA), right)
+    assert (tmp_path / "right").read_bytes() == DATA
+    hub.fault(WEIGHTS, "other bytes")
+    utils.fetch(url, tmp_path / "mended", len(DATA), right)
+    assert (tmp_path / "mended").read_bytes() == DATA
+    with pytest.raises(ValueError, match="sha256"):
+        utils.fetch(url, tmp_path / "wrong", len(DATA), "0" * 64)
+    with pytest.raises(ValueError, match=f"{len(DATA)} bytes, {len(DATA) + 1} are expected"):
+        utils.fetch(url, tmp_path / "wrong", len(DATA) + 1)
+    assert not (tmp_path / "wrong").exists() and leftovers(tmp_path) == []
+
+
+def test_what_the_hub_says_of_a_file_is_checked_too(hub, tmp_path):
+    hub.fault(WEIGHTS, *["redirect", "other bytes"] * 4)
+    with pytest.raises(ValueError, match="sha256"):
+        utils.find_model("org/name", tmp_path)
+    assert not (tmp_path / "org" / "name" / "model.safetensors").exists()
+
+
+def test_known_names_must_be_the_known_files(hub, tmp_path):
+    hub.add_model("openai-community/gpt2", FILES)
+    with pytest.raises(ValueError, match="1042301 are expected"):
+        utils.find_model("124M", tmp_path)
+    assert not (tmp_path / "124M" / "vocab.json").exists()
+
+
+ANSWERS = {
+    401: ["401", "HF_TOKEN"],
+    403: ["403", "terms", "HF_TOKEN"],
+    404: ["404", "no such model"],
+    418: ["418"],
+    500: ["500", "4 attempts"],
+    429: ["429", "4 attempts"],
+    "web page": ["web page"],
+    "web page as binary": ["web page"],
+    "gzip": ["encoding"],
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_each_answer_has_its_own_line(hub, tmp_path, answer):
+    hub.fault(CONFIG_JSON, *[answer] * 4)
+    with pytest.raises(ValueError) as caught:
+        utils.load_model("org/name", tmp_path)
+    message = str(caught.value)
+    assert "\n" not in message and "org/name" in message
+    for word in [*ANSWERS[answer], "--model tales", "folder"]:
+        assert word in message
+    folder = tmp_path / "org" / "name"
+    assert list(folder.iterdir()) == []
+    assert len(hub.requests) == (4 if answer in (500, 429) else 1)
+
+
+def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path):
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
+    result = command("org/none", "--model", "org/none", "--models_dir", tmp_path, script="gpt2_v0.py", env=environment)
+    assert_one_line(result, "org/none", "404", "--model tales", "folder")
+    del hub.files[WEIGHTS]
+    hub.add_model("org/name", {"pytorch_model.bin": b"\x80\x04."})
+    result = command("download", "org/name", "--models_dir", tmp_path, env=environment)
+    assert_one_line(result, "no model.safetensors", "pickle")
+
+
+def test_no_network(tmp_path, monkeypatch):
+    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    for endpoint, words in (("http://127.0.0.1:9", "no answer"), ("nonsense", "nonsense"), ("http://", "URL")):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        with pytest.raises(ValueError, match=f"cannot get org/name: .*{words}.*--model tales") as caught:
+            utils.load_model("org/name", tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_token_goes_to_the_hub_and_to_no_other_host(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.fault(CONFIG_JSON, 401)
+    with pytest.raises(ValueError, match="401.*token in HF_TOKEN is refused") as caught:
+        utils.find_model("org/name", tmp_path)
+    assert "hf_secret" not in str(caught.value)
+    assert hub.requests[-1][1]["Authorization"] == "Bearer hf_secret"
+    with FakeHub() as cdn:
+        cdn.files[WEIGHTS] = DATA
+        answer = hub.answer
+
+        def redirect(request):
+            if request.path != WEIGHTS:
+                return answer(request)
+            other_name = cdn.url.replace("127.0.0.1", "localhost")
+            return hub.send(request, 302, b"", {"Location": other_name + WEIGHTS})
+
+        hub.answer = redirect
+        utils.find_model("org/name", tmp_path)
+        assert "Authorization" not in cdn.requests[-1][1]
+
+
+# ---- disks and neighbours
+
+
+def test_a_full_disk_says_so_and_leaves_no_final_name(hub, tmp_path, monkeypatch):
+    usage = utils.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(utils.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    with pytest.raises(OSError, match="cannot write the download: No space left on device.*needed"):
+        utils.find_model("org/name", tmp_path)
+    assert list((tmp_path / "org" / "name").iterdir()) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
+def test_a_disk_that_fills_up_meanwhile(hub, tmp_path):
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors.part").symlink_to("/dev/full")
+    result = command(
+        "download", "org/name", "--models_dir", tmp_path, env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
+    )
+    assert_one_line(result, folder, "No space left on device")
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_read_only_disk_and_a_file_in_the_way(hub, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    with pytest.raises(OSError, match="cannot write the download: Not a directory"):
+        utils.find_model("org/name", tmp_path / "file")
+
+    def read_only(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x")
+
+    monkeypatch.setattr(utils.Path, "mkdir", read_only)
+    with pytest.raises(OSError, match="cannot write the download: Read-only file system"):
+        utils.find_model("org/name", tmp_path)
+    assert hub.requests == []
+
+
+def test_two_processes_at_once_get_one_right_file(hub, tmp_path):
+    hub.fault(WEIGHTS, "slowly", "slowly")
+    environment = {**os.environ, "HF_ENDPOINT": hub.url}
+    arguments = [sys.executable, str(ROOT / "utils.py"), "download", "org/name", "--models_dir", str(tmp_path)]
+    both = [
+        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
+    ]
+    for process in both:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+    assert_downloaded(tmp_path / "org" / "name")
+    assert hub.ranges("model.safetensors") == [None]  # the one waited for the other
+
+
+def test_many_threads_at_once_get_one_right_file(hub, tmp_path):
+    threads = [threading.Thread(target=utils.fetch, args=(hub.url + WEIGHTS, tmp_path / "w")) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "w").read_bytes() == DATA and leftovers(tmp_path) == []
+    assert len(hub.requests) == 1
+
+
+def test_a_process_that_dies_leaves_no_lock_behind(hub, tmp_path):
+    code = "import os, sys, utils\nwith utils.locked(utils.Path(sys.argv[1])): os._exit(1)"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "w.lock")], cwd=ROOT, check=False, timeout=60)
+    assert (tmp_path / "w.lock").exists()
+    utils.fetch(hub.url + WEIGHTS, tmp_path / "w")
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_generation_with_a_model_that_is_downloaded_first(hub, tmp_path, version):
+    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
+    result = command(
+        "the",
+        "--model",
+        "org/name",
+        "--models_dir",
+        tmp_path,
+        "--n_tokens_to_generate",
+        3,
+        script=f"{version.name}.py",
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr

