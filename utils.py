@@ -9,6 +9,7 @@ A model is a folder in Hugging Face's layout: `config.json`, `model.safetensors`
 formats are read into the same form. `load_model` turns it into what the `gpt2_v*.py` files work with: an encoder,
 hparams and params.
 """
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -17,6 +18,7 @@ import json
 import math
 import os
 import re
+import secrets
 import shutil
 import sys
 import time
@@ -1171,7 +1173,8 @@ def call_with_fire(main, argv, name):
         if argv[:1] in (["--help"], ["-h"]):
             return fire.Fire(main, command=["--help"], name=name)
         if not argv or argv[0] not in main:
-            raise ValueError(f"{argv[0]!r} is no command; " * bool(argv) + f"commands: {', '.join(main)}")
+            given = repr(argv[0]) if argv else "nothing"
+            raise ValueError(f"{given} is no command of {name}; the commands are {', '.join(main)}")
         return call_with_fire(main[argv[0]], argv[1:], f"{name} {argv[0]}")
 
     signature = inspect.signature(main)
@@ -1203,6 +1206,8 @@ def call_with_fire(main, argv, name):
             if not rest or rest[0].startswith("--"):
                 raise ValueError(f"--{key} needs a value")
             value = rest.pop(0)
+        if key in flags and isinstance(defaults[key], tuple):
+            value = f"{flags[key]}{TYPED}{value}"  # a flag that can be given several times
         flags[key] = value
     try:
         signature.bind(*texts, **flags)
@@ -1211,7 +1216,9 @@ def call_with_fire(main, argv, name):
 
     fire.decorators.SetParseFn(as_typed)(main)
     for key, default in defaults.items():
-        fire.decorators.SetParseFn(parser_for(key, default), key)(main)
+        kind = signature.parameters[key].annotation
+        kind = type(default) if kind is inspect.Parameter.empty else kind
+        fire.decorators.SetParseFn(parser_for(key, kind), key)(main)
     command = [f"--{key}={value}" for key, value in flags.items()] + [TYPED + text for text in texts]
     return fire.Fire(main, command=command, name=name)
 
@@ -1221,8 +1228,8 @@ def as_typed(text):
     return text.removeprefix(TYPED).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def parser_for(key, default):
-    """The function that turns the text of flag `key` into a value of its default's type."""
+def parser_for(key, kind):
+    """The function that turns the text of flag `key` into a value of a type; a tuple has all texts that were given."""
 
     def switch(text):
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
@@ -1233,9 +1240,11 @@ def parser_for(key, default):
         return float(text)
 
     kinds = {bool: (switch, "True or False"), int: (int, "a whole number"), float: (number, "a number")}
-    if type(default) not in kinds:
+    if kind is tuple:
+        return lambda text: tuple(map(as_typed, text.split(TYPED)))
+    if kind not in kinds:
         return as_typed
-    parse, expected = kinds[type(default)]
+    parse, expected = kinds[kind]
 
     def parse_or_say(text):
         try:
@@ -1244,6 +1253,233 @@ def parser_for(key, default):
             raise ValueError(f"--{key} takes {expected}, not {as_typed(text)!r}") from None
 
     return parse_or_say
+
+
+# ---------------------------------------------------------------- prompts, streams and jobs
+
+
+def read_prompts(prompts, prompts_file=None):
+    """Prompts from the command line or from a file -> list of {"prompt": text}, with "id" where the file gives one.
+
+    prompts_file: a path, or "-" for standard input; UTF-8 with a prompt a line, or JSON lines with "prompt" and, if
+    wanted, "id". Blank lines are passed over. Raises ValueError for a line that is neither, by its number.
+    """
+    if prompts_file is None:
+        return [{"prompt": prompt} for prompt in prompts]
+    if prompts:
+        raise ValueError("give prompts or --prompts_file, not both")
+    where = "standard input" if prompts_file == "-" else prompts_file
+    data = sys.stdin.buffer.read() if prompts_file == "-" else Path(prompts_file).read_bytes()
+    try:
+        lines = data.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where}: not UTF-8 text (byte {error.start})") from None
+    lines = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
+    if not lines:
+        raise ValueError(f"{where}: no prompts in it")
+    if not is_json_object(lines[0][1]):
+        return [{"prompt": line} for _, line in lines]
+    records = []
+    for number, line in lines:
+        record = json.loads(line) if is_json_object(line) else {}
+        if not isinstance(record.get("prompt"), str):
+            raise ValueError(f'{where}, line {number}: not a JSON object with a text "prompt", as the first line is')
+        records.append({key: record[key] for key in ("prompt", "id") if key in record})
+    return records
+
+
+def is_json_object(line):
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+class TextStream:
+    """The text of one continuation while its tokens come in: whole characters only, cut before the first stop string.
+
+    text: what is certain by now. What could still become a stop string is held back. stopped: one has come.
+    """
+
+    def __init__(self, encoder, stop=()):
+        self.encoder, self.stop = encoder, stop
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.text, self.held, self.stopped = "", "", False
+
+    def push(self, token_id):
+        """The next token -> the text that has become certain by it."""
+        return self.add(self.decoder.decode(self.encoder.decode_bytes([token_id])))
+
+    def end(self):
+        """No more tokens -> the rest of the text, with U+FFFD for a character that was cut in two."""
+        return self.add(self.decoder.decode(b"", final=True), last=True)
+
+    def add(self, text, last=False):
+        if self.stopped:
+            return ""
+        held = self.held + text
+        found = [i for i in map(held.find, self.stop) if i >= 0]
+        if found:
+            self.stopped, n = True, min(found)
+        elif last:
+            n = len(held)
+        else:  # the longest end of the text with which a stop string begins has to wait
+            starts = tuple(s[:k] for s in self.stop for k in range(1, len(s)))
+            n = next((i for i in range(len(held)) if held[i:] in starts), len(held))
+        certain, self.held = held[:n], held[n:]
+        self.text += certain
+        return certain
+
+
+def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=False, as_json=False, out=None):
+    """Continue many prompts, batch by batch, and print the results or add them to a file.
+
+    complete(lists of ids, row seeds, on_token) -> for each prompt n_samples lists of new ids, or a pair of those and
+    their log-probabilities; it is called once for each batch, and on_token is for `generate` of gpt2_v4_sampling.py.
+    records: from `read_prompts`; prompt_ids: their ids. settings: all that the results depend on, among it "seed",
+    "temperature", "n_samples", "stop", "n_tokens_to_generate", "logprobs", "batch_size".
+    stream: print text as it comes, for one prompt as it is, for several as JSON lines {"index", "text"}.
+    as_json: print a JSON object a result. out: add those to this file, and leave out what is in it already.
+    """
+    n_samples, stop, batch_size = settings["n_samples"], settings["stop"], settings["batch_size"]
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
+    if stream and out:
+        raise ValueError("--stream prints and --out writes a file: choose one")
+    if "" in stop:
+        raise ValueError("--stop needs a text that is not empty")
+    if settings["seed"] is not None and settings["seed"] < 0:
+        raise ValueError(f"seed must be 0 or more, not {settings['seed']}")
+    by_length = sorted(range(len(records)), key=lambda i: len(prompt_ids[i]))  # so that a batch needs few pads
+    batches = [by_length[i : i + batch_size] for i in range(0, len(records), batch_size)]
+    plain_stream = stream and not as_json and len(records) * n_samples == 1
+    texts, n_tokens, began = {}, 0, time.monotonic()
+    with job_file(out, settings) if out else contextlib.nullcontext() as job:
+        seed = job.seed if job else settings["seed"]
+        if seed is None and settings["temperature"] > 0:
+            seed = fresh_seed()
+        bar = tqdm(total=len(records), unit="prompt", disable=None if len(batches) > 1 and not stream else True)
+        for batch in batches:
+            rows = [(i, sample) for i in batch for sample in range(n_samples)]
+            if job and job.done.issuperset(rows):
+                bar.update(len(batch))
+                continue
+            streams = [TextStream(encoder, stop) for _ in rows]
+
+            def show(row, piece, rows=rows, **ending):
+                if plain_stream:
+                    print(piece, end="", flush=True)
+                elif stream and (piece or ending):
+                    index = dict(zip(("index", "sample")[: 1 + (n_samples > 1)], rows[row]))
+                    print(json.dumps({**index, "text": piece, **ending}), flush=True)
+
+            def on_token(row, ids, streams=streams, show=show):
+                show(row, streams[row].push(ids[-1]))
+                return streams[row].stopped
+
+            listen = stream or stop
+            seeds = [(seed or 0, i, sample) for i, sample in rows]
+            ids = complete([prompt_ids[i] for i in batch], seeds, on_token if listen else None)
+            ids, logprobs = ids if settings["logprobs"] else (ids, None)
+            results = []
+            for row, (i, sample) in enumerate(rows):
+                for token_id in () if listen else ids[row]:
+                    streams[row].push(token_id)
+                ended = streams[row].stopped or len(ids[row]) < settings["n_tokens_to_generate"]
+                result = {"index": i, **records[i], "ids": ids[row], "finish_reason": "stop" if ended else "length"}
+                show(row, streams[row].end(), finish_reason=result["finish_reason"])
+                result["text"] = streams[row].text
+                if n_samples > 1:
+                    result["sample"] = sample
+                if logprobs:
+                    result |= {"logprobs": logprobs[row], "logprob": sum(logprobs[row])}
+                results.append(result)
+                n_tokens += len(ids[row])
+            if job:
+                job.write([result for row, result in zip(rows, results) if row not in job.done])
+            elif as_json and not stream:
+                print("\n".join(json.dumps(result) for result in results), flush=True)
+            else:
+                texts.update(zip(rows, (result["text"] for result in results)))
+            bar.set_postfix_str(f"{n_tokens / (time.monotonic() - began):.0f} tokens/s")
+            bar.update(len(batch))
+        bar.close()
+    if plain_stream:
+        print()
+    elif texts and not stream:
+        rows = sorted(texts)
+        print_texts([records[i]["prompt"] for i, _ in rows], None, [texts[row] for row in rows])
+
+
+def fresh_seed():
+    """A new seed, told on stderr so that the run can be repeated."""
+    seed = secrets.randbelow(2**32)
+    print(f"seed: {seed}", file=sys.stderr)
+    return seed
+
+
+class Job(NamedTuple):
+    seed: int | None
+    done: set  # (index, sample) of the results in the file
+    write: Callable  # adds results to it
+
+
+def try_to_lock(file, message):
+    """Lock an open file as long as it is open. Raises ValueError with the message if another process has it locked."""
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except OSError:
+        raise ValueError(message) from None
+
+
+@contextlib.contextmanager
+def job_file(out, settings):
+    """Open a results file, new or from a run that was broken off -> Job.
+
+    Beside FILE stands FILE.job with the settings, and it is held locked while the job runs. The results of a batch are
+    on the disk before `write` returns. A last line that was cut off is taken away. Raises ValueError where the file
+    belongs to a job with other settings, to no job, or to one that is running.
+    """
+    out, job_path = Path(out), Path(f"{out}.job")
+    with open(job_path, "a+", encoding="utf-8") as job, open(out, "ab+") as results:
+        try_to_lock(job, f"{out}: another job is writing it")
+        job.seek(0)
+        stored = parse_json(job.read() or "null", str(job_path))
+        results.seek(0)
+        done, end = set(), 0
+        for line in results:
+            if not line.endswith(b"\n"):
+                break
+            end += len(line)
+            result = parse_json(line.decode("utf-8", "replace"), f"{out}: a line of results")
+            done.add((result.get("index"), result.get("sample", 0)) if isinstance(result, dict) else None)
+        results.truncate(end)
+        if done:
+            if not isinstance(stored, dict):
+                raise ValueError(f"{out}: has results already and no {job_path.name} beside it: give another --out")
+            if settings["seed"] is None:
+                settings = {**settings, "seed": stored.get("seed")}  # the one it began with
+            settings = json.loads(json.dumps(settings))
+            other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
+            if other:
+                raise ValueError(f"{out}: made with other settings ({', '.join(other)}): use those, or another --out")
+        else:
+            if settings["seed"] is None and settings["temperature"] > 0:
+                settings = {**settings, "seed": fresh_seed()}
+            job.truncate(0)
+            job.write(json.dumps(settings, indent=1) + "\n")
+            job.flush()
+            os.fsync(job.fileno())
+
+        def write(batch):
+            results.write("".join(json.dumps(result) + "\n" for result in batch).encode())
+            results.flush()
+            os.fsync(results.fileno())
+
+        yield Job(settings["seed"], done, write)
 
 
 # ---------------------------------------------------------------- commands
@@ -1384,5 +1620,7 @@ def convert(model, out, models_dir="models", dtype=None):
     print(out)
 
 
+COMMANDS = {"inspect": inspect_model, "tokenize": tokenize, "download": download, "convert": convert}
+
 if __name__ == "__main__":
-    run({"inspect": inspect_model, "tokenize": tokenize, "download": download, "convert": convert})
+    run(COMMANDS)

@@ -1,0 +1,442 @@
+"""GPT-2 inference in plain NumPy, v4: choose among the tokens, and know when to stop.
+
+    python gpt2_v4_sampling.py "The fox said" --temperature 0.8 --top_p 0.9 --seed 7 --n_samples 3
+"""
+import math
+import numbers
+
+import numpy as np
+from tqdm import tqdm
+
+import utils
+
+
+def gelu(x):
+    """Gaussian error linear unit (Hendrycks & Gimpel 2016, section 2): any shape -> same shape.
+
+    As GPT-2 approximates it: 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))).
+    """
+    # In place, since this is the widest array of the model and each new one costs more time than the arithmetic on it.
+    # Python floats leave float32 as it is; np.sqrt(2 / np.pi) would turn the whole model into float64.
+    y = x * x
+    y *= 0.044715
+    y += 1
+    y *= x  # x + 0.044715 * x^3, without the slow x**3
+    y *= math.sqrt(2 / math.pi)
+    np.tanh(y, out=y)
+    y += 1
+    y *= x
+    y *= 0.5
+    return y
+
+
+def softmax(x):
+    """Softmax over the last axis: any shape -> same shape, each row adds up to 1."""
+    x = x - np.max(x, axis=-1, keepdims=True)
+    with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
+        np.exp(x, out=x)
+    # np.sum adds in blocks, so zeros in front (masked keys) would regroup its terms; a product with ones does not.
+    x /= (x @ np.ones(x.shape[-1], x.dtype))[..., None]
+    return x
+
+
+def layer_norm(x, g, b, eps=1e-5):
+    """Layer normalization over the last axis (Ba et al. 2016, section 3), then scale g and shift b, both [n_embd]."""
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    variance = np.mean(x * x, axis=-1, keepdims=True)
+    x /= np.sqrt(variance + eps)
+    return x * g + b
+
+
+def linear(x, w, b=0):
+    """x [B, T, n_in], w [n_in, n_out], b [n_out] -> [B, T, n_out]."""
+    # NumPy would make one BLAS call per row of the batch, each reading all of w; flattened rows read it once. Up to two
+    # rows are left as they are, because one token of each is then a matrix-vector product, which is faster still.
+    rows = x.reshape(-1, x.shape[-1]) if len(x) > 2 else x  # [B, T, n_in] -> [B*T, n_in]
+    return (rows @ w + b).reshape(*x.shape[:-1], w.shape[-1])
+
+
+def ffn(x, c_fc, c_proj):
+    """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
+    x = gelu(linear(x, **c_fc))  # [B, T, n_embd] -> [B, T, 4*n_embd]
+    return linear(x, **c_proj)  # [B, T, 4*n_embd] -> [B, T, n_embd]
+
+
+def attention(q, k, v, mask):
+    """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
+
+    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
+    hide it -> [B, n_head, n_q, d_head].
+    """
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
+    scores += mask
+    return softmax(scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
+
+
+def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
+    B, T, n_embd = x.shape
+    x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
+    x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
+    q, k, v = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
+    n_k = mask.shape[-1]  # the keys cached before and these T
+    kv_cache[:, :, :, n_k - T : n_k] = k, v  # into T of the T_max slots
+    k, v = kv_cache[:, :, :, :n_k]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
+    x = attention(q, k, v, mask)
+    x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
+    return linear(x, **c_proj)
+
+
+def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache):
+    """One pre-norm block (Radford et al. 2019, section 2.3): x -> same shape."""
+    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, kv_cache=kv_cache)
+    return x + ffn(layer_norm(x, **ln_2), **mlp)
+
+
+def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None):
+    """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
+
+    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
+    limits the logits to the last positions. attention_mask [B, n_past + T or more] is 1 for real tokens and 0 for pads;
+    without it all are real. Logits of pads mean nothing.
+    """
+    input_ids = np.asarray(input_ids)
+    B, T = input_ids.shape
+    if kv_cache is None:
+        kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
+    n_past, T_max = kv_cache["length"], kv_cache["blocks"].shape[-2]
+    if n_past + T > T_max:
+        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
+    if attention_mask is None:
+        attention_mask = np.ones((B, n_past + T), dtype=int)
+    real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
+    # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
+    position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
+    x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
+    # Query 0 is the token at n_past: it sees the keys before it, so the triangle starts there.
+    visible = np.tri(T, n_past + T, n_past, dtype=bool) & real[:, None, None, :]  # -> [B, 1, T, n_past+T]
+    mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
+    for block, block_cache in zip(blocks, kv_cache["blocks"]):
+        x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
+    kv_cache["length"] += T
+    if n_logits is not None:
+        x = x[:, T - n_logits :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    return linear(layer_norm(x, **ln_f), wte.T)  # [B, T, n_embd] -> [B, T, n_vocab]
+
+
+def left_pad(prompts, pad_id=0):
+    """Lists of ids -> input_ids [B, T] and attention_mask [B, T], 1 = real; T is the length of the longest prompt.
+
+    Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
+    """
+    check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
+    T = max(len(ids) for ids in prompts)
+    input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
+    attention_mask = np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
+    return input_ids, attention_mask
+
+
+def check_lengths(lengths, n_tokens_to_generate, n_ctx):
+    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    if n_tokens_to_generate < 0:
+        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
+    for i, length in enumerate(lengths):
+        if length == 0:
+            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
+        if length + n_tokens_to_generate > n_ctx:
+            raise ValueError(
+                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
+                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
+            )
+
+
+def init_kv_cache(wte, blocks, n_head, B, T_max):
+    """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
+
+    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
+    """
+    return {"length": 0, "blocks": np.empty((len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head), wte.dtype)}
+
+
+def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=128):
+    """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
+    T = input_ids.shape[1]
+    # In chunks, because small arrays are fast and the keys of later chunks need no scores.
+    for start in range(0, T, chunk):
+        stop = min(start + chunk, T)
+        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(stop == T)}
+        logits = gpt2(input_ids[:, start:stop], **params, n_head=n_head, **cached)
+    return logits[:, -1]
+
+
+def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask=None):
+    """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
+    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+
+
+def penalize_repetition(logits, seen, penalty):
+    """Make tokens that were seen less likely (Keskar et al. 2019, section 4.1): logits [B, n_vocab] -> the same.
+
+    seen: B lists of ids, of which each counts once. A logit above 0 is divided by the penalty, one below multiplied.
+    """
+    if penalty == 1:
+        return logits
+    logits = np.copy(logits)
+    for row, ids in zip(logits, seen):
+        row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
+    return logits
+
+
+def apply_temperature(logits, temperature):
+    """Sharpen (below 1) or flatten (above 1) the distribution (Ackley et al. 1985): logits [B, n_vocab] -> the same."""
+    with np.errstate(over="ignore"):  # far below the best, -inf is what is meant
+        return (logits - np.max(logits, axis=-1, keepdims=True)) / max(temperature, 1e-30)
+
+
+def keep_top_k(logits, top_k):
+    """Rule out all but the top_k best tokens (Fan et al. 2018, section 5.1): logits [B, n_vocab] -> the same.
+
+    Ties go by lower id. What is ruled out gets -inf. top_k 0, or more than there are tokens, rules out none.
+    """
+    n_vocab = logits.shape[-1]
+    if not 0 < top_k < n_vocab:
+        return logits
+    kept = np.full_like(logits, -np.inf)
+    # Sorting all tokens would take longer than the model. At least top_k of them reach the top_k-th best of the maxima
+    # of small blocks, and not many more: only those are sorted.
+    block_starts = np.arange(0, n_vocab, max(1, n_vocab // (4 * top_k)))
+    for row, kept_row in zip(logits, kept):
+        bound = np.sort(np.maximum.reduceat(row, block_starts))[-top_k]
+        ids = np.flatnonzero(row >= bound)
+        ids = ids[np.argsort(-row[ids], kind="stable")][:top_k]
+        kept_row[ids] = row[ids]
+    return kept
+
+
+def find_share(weights, share):
+    """The token at which the running sum of weights [n_vocab] crosses a share, above 0 up to 1, of the whole -> id."""
+    block = 256  # sums of blocks first, then one by one within a block: a running sum over all would be slow
+    sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), block)))
+    target = share * sums[-1]
+    b = int(np.searchsorted(sums, target))
+    target -= sums[b - 1] if b > 0 else 0
+    sums = np.cumsum(weights[b * block : (b + 1) * block])
+    return b * block + int(np.searchsorted(sums, min(target, sums[-1])))
+
+
+def ahead_of(weights, i):
+    """weights [n_vocab] -> the same for tokens that rank ahead of i, heavier or as heavy with a lower id; else 0."""
+    ahead = weights > weights[i]
+    ahead[:i] |= weights[:i] == weights[i]
+    return weights * ahead
+
+
+def draw(logits, generators, top_p=1.0, min_p=0.0):
+    """Draw a token per row from the nucleus (top-p) of softmax(logits), one generator per row: [B, n_vocab] -> ids [B].
+
+    The nucleus (Holtzman et al. 2020, section 3.1) is the fewest best tokens that add up to a probability of top_p or
+    more: the one that crosses top_p belongs, as in Hugging Face's library (OpenAI's sample.py leaves it out), and the
+    best one always does. min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
+    """
+    ids = []
+    for row, generator in zip(logits, generators):
+        with np.errstate(under="ignore"):
+            weights = np.exp(row - np.max(row))
+        enough = (top_p - 1e-6) * np.sum(weights)  # a sum may miss top_p by its rounding
+        weights *= weights >= min_p  # the best has weight 1
+        while True:
+            i = find_share(weights, 1 - generator.random())
+            # No sorting: if the tokens ahead of i are enough, then neither it nor any behind it is in the nucleus. To
+            # draw again among those ahead leaves the odds within the nucleus as they are.
+            ahead = ahead_of(weights, i) if top_p < 1 else np.zeros(1)
+            mass = np.sum(ahead)
+            if mass == 0 or mass < enough:
+                break
+            weights = ahead
+        ids.append(i)
+    return np.array(ids)
+
+
+def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 chooses the best one, ties by lower id.
+
+    generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises ValueError for
+    logits with NaN or +inf, or nothing but -inf.
+    """
+    if not np.all(np.isfinite(np.max(logits, axis=-1))):
+        raise ValueError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
+    if temperature == 0:
+        return np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
+    ids = []
+    for row, generator in zip(logits[:, None], generators):  # a [1, n_vocab] at a time: it fits the processor's caches
+        row = apply_temperature(keep_top_k(row, top_k), temperature)
+        ids.extend(draw(row, [generator], top_p, min_p))
+    return np.array(ids)
+
+
+def check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples):
+    """Raise ValueError, by name, for a setting of `generate` that makes no sense."""
+    for name, value, kind, low, high in (
+        ("temperature", temperature, numbers.Real, 0, 1e30),
+        ("top_k", top_k, numbers.Integral, 0, math.inf),
+        ("top_p", top_p, numbers.Real, 0, 1),
+        ("min_p", min_p, numbers.Real, 0, 1),
+        ("repetition_penalty", repetition_penalty, numbers.Real, 1e-30, 1e30),
+        ("n_samples", n_samples, numbers.Integral, 1, math.inf),
+    ):
+        if not isinstance(value, kind) or not low <= value <= high:
+            what = "a whole number" if kind is numbers.Integral else "a number"
+            raise ValueError(f"{name} must be {what} from {low} to {high}, not {value!r}")
+
+
+def log_softmax(logits):
+    """Logarithm of the softmax over the last axis: any shape -> same shape."""
+    x = logits - np.max(logits, axis=-1, keepdims=True)
+    with np.errstate(under="ignore"):
+        return x - np.log(np.exp(x) @ np.ones(x.shape[-1], x.dtype))[..., None]
+
+
+def score(prompts, params, n_head, batch_size=16, chunk=32):
+    """How likely the model finds texts: lists of ids -> for each {"logprobs", "logprob", "perplexity"}.
+
+    logprobs: the natural logarithm of the probability of each id but the first, which is only looked back on (put
+    <|endoftext|> there to have a text scored from its first word); logprob: their sum; perplexity: exp of minus their
+    mean. Raises ValueError for a text of less than two ids or longer than n_ctx.
+    """
+    check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
+    if any(len(ids) < 2 for ids in prompts):
+        raise ValueError("a text needs two tokens or more to be scored; <|endoftext|> can stand in front")
+    scores = []
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        input_ids, attention_mask = left_pad(batch)
+        B, T = input_ids.shape
+        kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T)
+        chunks = []
+        for start in range(0, T - 1, chunk):  # a chunk at a time: logits for all positions would be large
+            stop = min(start + chunk, T - 1)
+            ids, next_ids = input_ids[:, start:stop], input_ids[:, start + 1 : stop + 1]
+            logits = gpt2(ids, **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)
+            chunks.append(np.take_along_axis(log_softmax(logits), next_ids[..., None], axis=-1)[..., 0])
+        for ids, row in zip(batch, np.concatenate(chunks, axis=1)):  # [B, T-1]
+            logprobs = row[T - len(ids) :].tolist()  # without those of pads
+            perplexity = np.exp(-sum(logprobs) / len(logprobs))
+            scores.append({"logprobs": logprobs, "logprob": sum(logprobs), "perplexity": perplexity})
+    return scores
+
+
+def generate(
+    input_ids, params, n_head, n_tokens_to_generate, attention_mask=None, temperature=0.0, top_k=0, top_p=1.0,
+    min_p=0.0, repetition_penalty=1.0, seed=None, n_samples=1, stop_ids=(), on_token=None, logprobs=False,
+):
+    """Sampling, or greedy decoding at temperature 0: input_ids [B, T] -> at most n_tokens_to_generate new ids a row.
+
+    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises ValueError before any compute where a
+    prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
+
+    The result is n_samples lists of int for each prompt, one prompt's after the other's. A list ends before the first
+    id that is in stop_ids, or with an id for which on_token(row, its new ids so far) returned a true value. With
+    logprobs the result is a pair: the ids, and for each of them the log-probability that the model itself gave it.
+
+    seed: an int, from which sample s of prompt b takes the row seed (seed, b, s), or a list with a row seed for each
+    list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, never on the
+    batch: exactly so in np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
+    """
+    check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples)
+    input_ids = np.asarray(input_ids)
+    B, T = input_ids.shape
+    if attention_mask is None:
+        attention_mask = np.ones((B, T), dtype=int)
+    check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    if not np.all(np.asarray(attention_mask)[:, -1]):
+        raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
+    if seed is None or isinstance(seed, numbers.Integral):
+        entropy = np.random.SeedSequence(seed).entropy
+        seed = [(entropy, b, s) for b in range(B) for s in range(n_samples)]
+    if len(seed) != B * n_samples:
+        raise ValueError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
+    generators = [np.random.default_rng(row_seed) for row_seed in seed]
+    prompts = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, np.asarray(attention_mask))]
+    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
+    kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
+    output_ids, output_logprobs = [[] for _ in generators], [[] for _ in generators]
+    next_ids = np.zeros(B * n_samples, dtype=int)
+    running = list(range(B * n_samples))
+    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None if on_token is None else True, leave=False):
+        if i == 0:
+            logits = prefill(input_ids, params, n_head, kv_cache, attention_mask)
+            if n_samples > 1:  # each prompt was prefilled once; its samples go on from copies of its row
+                logits, attention_mask = (np.repeat(x, n_samples, axis=0) for x in (logits, attention_mask))
+                kv_cache["blocks"] = np.repeat(kv_cache["blocks"], n_samples, axis=2)
+        else:
+            logits = decode_one_token(next_ids, params, n_head, kv_cache, attention_mask)
+        # Finished rows stay in the batch, since a smaller batch is rounded otherwise, but nothing is chosen for them.
+        logits = logits if len(running) == len(logits) else logits[running]
+        seen = [prompts[r // n_samples] + output_ids[r] for r in running]
+        scores = penalize_repetition(logits, seen, repetition_penalty)
+        ids = sample(scores, [generators[r] for r in running], temperature, top_k, top_p, min_p)
+        next_ids[running] = ids
+        if logprobs:
+            chosen = np.take_along_axis(log_softmax(logits), ids[:, None], axis=-1)[:, 0].tolist()
+        for n, r in enumerate(list(running)):
+            finished = ids[n] in stop_ids
+            if not finished:
+                output_ids[r].append(int(ids[n]))
+                output_logprobs[r] += chosen[n : n + 1] if logprobs else []
+                finished = on_token is not None and on_token(r, output_ids[r])
+            if finished:
+                running.remove(r)
+        if not running:
+            break
+    return (output_ids, output_logprobs) if logprobs else output_ids
+
+
+def main(
+    *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False, temperature=0.0, top_k=0,
+    top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
+    stream=False, logprobs=False, prompts_file=None, out=None, batch_size=16,
+):
+    """Print what the model writes after each prompt.
+
+    Args:
+        prompts: one or more prompts, as text.
+        n_tokens_to_generate: how many tokens to add, at most.
+        model: a model's name or folder.
+        models_dir: where models are looked for by name.
+        json: print a JSON object a line instead of plain text.
+        temperature: 0 takes the best token each time; 1 samples as the model was trained, less is safer, more wilder.
+        top_k: choose among the top_k best tokens only; 0 is off.
+        top_p: choose among the best tokens that have this probability together; 1 is off.
+        min_p: choose among tokens at least min_p times as likely as the best; 0 is off.
+        repetition_penalty: above 1, tokens that were there before become less likely.
+        seed: a whole number that makes the choices repeatable; without it a fresh one is drawn and shown.
+        n_samples: how many continuations of each prompt.
+        stop: end a continuation before this text; can be given several times.
+        ignore_eos: do not end a continuation at <|endoftext|>.
+        stream: print text as it is made.
+        logprobs: add each token's log-probability and their sum to the JSON.
+        prompts_file: a file with a prompt a line, or JSON lines with "prompt" and maybe "id"; - is standard input.
+        out: write JSON lines to this file; started again after a break, the same command does what is left.
+        batch_size: how many prompts to run at once.
+    """
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    sampling |= {"repetition_penalty": repetition_penalty, "n_samples": n_samples, "logprobs": logprobs}
+    check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples)
+    records = utils.read_prompts(prompts, prompts_file)
+    encoder, hparams, params = utils.load_model(model, models_dir)
+    prompt_ids = utils.encode_prompts(encoder, [record["prompt"] for record in records])
+    check_lengths([len(ids) for ids in prompt_ids], n_tokens_to_generate, hparams["n_ctx"])
+    stop_ids = () if ignore_eos else (encoder.eot_token,)
+
+    def complete(batch, seeds, on_token):
+        input_ids, attention_mask = left_pad(batch)
+        settings = {**sampling, "seed": seeds, "stop_ids": stop_ids, "on_token": on_token}
+        return generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
+
+    settings = {**sampling, "n_tokens_to_generate": n_tokens_to_generate, "model": model, "seed": seed, "stop": stop}
+    settings |= {"ignore_eos": ignore_eos, "batch_size": batch_size}
+    utils.complete_prompts(complete, encoder, records, prompt_ids, settings, stream, json or logprobs, out)
+
+
+if __name__ == "__main__":
+    utils.run(main)
