@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from tiny import ROOT
 
+import utils
+
 CONFIG = {
     "model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
     "vocab_size": 263, "n_positions": 16, "n_embd": 12, "n_head": 3, "n_layer": 2,
@@ -234,6 +236,24 @@ def command(*arguments, script="utils.py", cwd=ROOT, env=None, **options):
     arguments = [sys.executable, *(str(argument) for argument in (ROOT / script, *arguments))]
     options = {"capture_output": True, "encoding": "utf-8", "timeout": 60, **options}
     return subprocess.run(arguments, cwd=cwd, env=clean, **options)
+
+
+@pytest.fixture
+def edge(monkeypatch, capsys):
+    """Run a function, or utils' commands, as a command in this process: edge(main, *arguments) -> as `command`."""
+
+    def call(main, *arguments):
+        monkeypatch.setattr(sys, "argv", ["script.py", *(str(argument) for argument in arguments)])
+        capsys.readouterr()
+        status = 0
+        try:
+            utils.run(main)
+        except SystemExit as stop:
+            status = stop.code
+        out, err = capsys.readouterr()
+        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
+
+    return call
 
 
 def assert_one_line(result, *words):

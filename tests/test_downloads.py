@@ -1,5 +1,6 @@
 """Downloads from a server that misbehaves: what arrives is whole and right, or nothing stands under the final name."""
 
+# ruff: noqa: F401, F811 (fixtures come from model_files)
 import errno
 import hashlib
 import json
@@ -11,11 +12,12 @@ import threading
 import numpy as np
 import pytest
 from fake_hub import FakeHub
-from model_files import (  # noqa: F401
+from model_files import (
     CONFIG,
     assert_one_line,
     clean_environment,
     command,
+    edge,
     make_tensors,
     make_vocab,
     merges_txt,
@@ -85,17 +87,12 @@ def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
 
 
 def test_command_download(hub, tmp_path):
-    result = command(
-        "download", "org/name", "--models_dir", tmp_path / "m", env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
-    )
-    assert (result.returncode, result.stdout, result.stderr) == (
-        0,
-        f"{tmp_path}/m/org/name\n",
-        "",
-    )  # no bar: not a terminal
-    assert_downloaded(tmp_path / "m" / "org" / "name")
-    result = command("download", "org/name", "--models_dir", tmp_path / "m")  # offline, since it is here
-    assert result.returncode == 0
+    arguments = ["download", "org/name", "--models_dir", tmp_path / "m"]
+    result = command(*arguments, env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
+    folder = tmp_path / "m" / "org" / "name"
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{folder}\n", "")  # no bar: not a terminal
+    assert_downloaded(folder)
+    assert command(*arguments).returncode == 0  # offline, since it is here
 
 
 @pytest.mark.parametrize("how", ["redirect", "without length", "chunked"])
@@ -277,14 +274,12 @@ def test_each_answer_has_its_own_line(hub, tmp_path, answer):
     assert len(hub.requests) == (4 if answer in (500, 429) else 1)
 
 
-def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path):
-    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
-    result = command("org/none", "--model", "org/none", "--models_dir", tmp_path, script="gpt2_v0.py", env=environment)
+def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path, edge):
+    result = edge(VERSIONS[0].module.main, "x", "--model", "org/none", "--models_dir", tmp_path)
     assert_one_line(result, "org/none", "404", "--model tales", "folder")
     del hub.files[WEIGHTS]
     hub.add_model("org/name", {"pytorch_model.bin": b"\x80\x04."})
-    result = command("download", "org/name", "--models_dir", tmp_path, env=environment)
-    assert_one_line(result, "no model.safetensors", "pickle")
+    assert_one_line(edge(utils.COMMANDS, "download", "org/name"), "no model.safetensors", "pickle")
 
 
 def test_no_network(tmp_path, monkeypatch):
@@ -330,13 +325,11 @@ def test_a_full_disk_says_so_and_leaves_no_final_name(hub, tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a device that is always full")
-def test_a_disk_that_fills_up_meanwhile(hub, tmp_path):
+def test_a_disk_that_fills_up_meanwhile(hub, tmp_path, edge):
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     (folder / "model.safetensors.part").symlink_to("/dev/full")
-    result = command(
-        "download", "org/name", "--models_dir", tmp_path, env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
-    )
+    result = edge(utils.COMMANDS, "download", "org/name", "--models_dir", tmp_path)
     assert_one_line(result, folder, "No space left on device")
     assert not (folder / "model.safetensors").exists()
 
@@ -357,7 +350,7 @@ def test_a_read_only_disk_and_a_file_in_the_way(hub, tmp_path, monkeypatch):
 
 def test_two_processes_at_once_get_one_right_file(hub, tmp_path):
     hub.fault(WEIGHTS, "slowly", "slowly")
-    environment = {**os.environ, "HF_ENDPOINT": hub.url}
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
     arguments = [sys.executable, str(ROOT / "utils.py"), "download", "org/name", "--models_dir", str(tmp_path)]
     both = [
         subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
@@ -387,18 +380,7 @@ def test_a_process_that_dies_leaves_no_lock_behind(hub, tmp_path):
     assert leftovers(tmp_path) == []
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_generation_with_a_model_that_is_downloaded_first(hub, tmp_path, version):
-    environment = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
-    result = command(
-        "the",
-        "--model",
-        "org/name",
-        "--models_dir",
-        tmp_path,
-        "--n_tokens_to_generate",
-        3,
-        script=f"{version.name}.py",
-        env=environment,
-    )
-    assert result.returncode == 0, result.stderr
+def test_generation_with_a_model_that_is_downloaded_first(hub, tmp_path, edge):
+    for version in VERSIONS:
+        result = edge(version.module.main, "the", "--model", "org/name", "--n_tokens_to_generate", 3)
+        assert result.returncode == 0, result.stderr

@@ -1,17 +1,19 @@
 """Names, folders, formats and configs: what is given loads, or one line says why it cannot."""
 
+# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import shutil
 import sys
 
 import numpy as np
 import pytest
-from model_files import (  # noqa: F401
+from model_files import (
     CONFIG,
     MERGES,
     assert_one_line,
     clean_environment,
     command,
+    edge,
     greedy,
     logits_of,
     make_tensors,
@@ -475,8 +477,9 @@ def test_a_cached_model_that_is_not_whole_does_not_count(tmp_path, elsewhere, mo
 
 
 @pytest.mark.parametrize("model", ["nope", "", "..", "a/b/c", "../x", "org/..", "org/na me", "models/nope"])
-def test_a_name_that_is_none(elsewhere, model):
-    result = command("inspect", "--model", model, cwd=elsewhere)
+def test_a_name_that_is_none(elsewhere, model, edge, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = edge(utils.COMMANDS, "inspect", "--model", model)
     assert_one_line(result, "model")
     if model == "nope":
         assert_one_line(result, "'nope'", "tales", "124M", "distilgpt2", "org/name")
@@ -496,9 +499,10 @@ def test_offline_never_opens_a_connection(tmp_path, elsewhere, monkeypatch):
 
 
 @pytest.mark.parametrize("arguments", [["inspect"], ["tokenize", "x"], ["download", "tales"]])
-def test_no_command_on_the_bundled_model_opens_a_connection(arguments):
-    """conftest.py ends every process of the tests that tries to."""
-    assert command(*arguments, env={"HF_HUB_OFFLINE": ""}).returncode == 0
+def test_no_command_on_the_bundled_model_opens_a_connection(arguments, edge, monkeypatch):
+    """conftest.py raises where one is opened."""
+    monkeypatch.delenv("HF_ENDPOINT")
+    assert edge(utils.COMMANDS, *arguments).returncode == 0
 
 
 def test_folders_that_are_no_models_say_what_is_missing(tmp_path):
@@ -515,7 +519,7 @@ def test_folders_that_are_no_models_say_what_is_missing(tmp_path):
     refused(tmp_path / "x.txt", "x.txt", "not a model")
 
 
-def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path):
+def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, edge):
     folder = write_folder(tmp_path / "m", tokenizer=False)
     encoder, hparams, params = utils.load_model(folder)
     assert hparams["n_vocab"] == 263
@@ -528,4 +532,4 @@ def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path):
     ):
         with pytest.raises(ValueError, match="no tokenizer.*vocab.json"):
             use()
-    assert_one_line(command("x", "--model", folder, script="gpt2_v0.py"), "no tokenizer")
+    assert_one_line(edge(VERSIONS[0].module.main, "x", "--model", folder), "no tokenizer")

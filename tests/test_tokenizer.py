@@ -1,11 +1,12 @@
 """Tokenizers: ids as the originals give them, from either form of files, with added tokens."""
 
+# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import random
 from pathlib import Path
 
 import pytest
-from model_files import (  # noqa: F401
+from model_files import (
     CONFIG,
     MERGES,
     byte_characters,

@@ -1,0 +1,222 @@
+"""The edge of every command, utils.run: arguments as typed, and one line for each mistake."""
+
+# ruff: noqa: F401, F811 (fixtures come from model_files)
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from model_files import assert_one_line, clean_environment, command, edge
+from tiny import ROOT
+
+import utils
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {root!r})
+import utils
+def main(*prompts, json=False):
+    {body}
+if __name__ == "__main__":
+    utils.run(main)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A command of its own: script(body of its main) -> its path."""
+
+    def make(body):
+        path = tmp_path / "script.py"
+        path.write_text(SCRIPT.format(root=str(ROOT), body=body), encoding="utf-8")
+        return path
+
+    return make
+
+
+def main(*prompts, n=40, temperature=1.0, model="tales", stop=None, json=False):
+    """Say what came.
+
+    Args:
+        prompts: texts.
+        n: how many.
+    """
+    print([prompts, n, temperature, model, stop, json])
+
+
+@pytest.fixture
+def values(edge):
+    """What main gets for these arguments: values(*arguments) -> [prompts, n, temperature, model, stop, json]."""
+
+    def call(*arguments):
+        result = edge(main, *arguments)
+        assert result.returncode == 0, result.stderr
+        return ast.literal_eval(result.stdout)
+
+    return call
+
+
+TYPED = [
+    "Hello, world",
+    "a,b,c",
+    "1",
+    "0x10",
+    "1e5",
+    "True",
+    "None",
+    "[1,2]",
+    "{x}",
+    "'quoted'",
+    "-5",
+    "hello # comment",
+]
+TYPED += ["", " ", "-", "- x", "-1e5", "a=b", "(1)", '"', "\\n", "é🤗", "a\nb"]
+USUAL = [40, 1.0, "tales", None, False]
+
+
+def test_prompts_arrive_as_typed(values):
+    assert values(*TYPED) == [tuple(TYPED), *USUAL]
+    for prompt in TYPED:
+        assert values(prompt) == [(prompt,), *USUAL]
+    assert values("a", "--", "--n", "--help", "-x", "--") == [("a", "--n", "--help", "-x", "--"), *USUAL]
+
+
+def test_text_flags_arrive_as_typed_too(values):
+    for text in ("1", "None", "[1]", "a,b", "-5", "a # b", "x=y"):
+        assert values("p", "--stop", text, f"--model={text}")[3:5] == [text, text]
+    assert values("--stop", "-")[4] == "-" and values("--stop=")[4] == ""
+
+
+def test_flags_have_the_type_of_their_default(values):
+    assert values("--n", "7", "x", "--temperature", "2", "--json") == [("x",), 7, 2.0, "tales", None, True]
+    assert values("--n=-3", "--temperature=1e-5", "--json=false")[1:3] == [-3, 1e-5]
+    assert values("x", "--nojson")[5] is False
+    assert values("--json", "True") == [("True",), *USUAL[:-1], True]  # a switch takes no prompt away
+    assert values("-n", "3", "-m", "x")[1:4:2] == [3, "x"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--n", "ten"], ["--n", "a whole number", "'ten'"]),
+        (["--n", "1.5"], ["--n", "a whole number", "'1.5'"]),
+        (["--n="], ["--n", "a whole number", "''"]),
+        (["--n", "9" * 5000], ["--n", "a whole number"]),
+        (["--temperature", "hot"], ["--temperature", "a number", "'hot'"]),
+        (["--temperature", "nan"], ["--temperature", "a number", "'nan'"]),
+        (["--json=maybe"], ["--json", "True or False", "'maybe'"]),
+        (["--top_p", "3"], ["unknown flag --top_p", "--temperature", "--model", "after --"]),
+        (["--nomodel"], ["unknown flag --nomodel"]),
+        (["-x"], ["unknown flag -x"]),
+        (["-hello there"], ["unknown flag -hello there"]),
+        (["--model"], ["--model needs a value"]),
+        (["--model", "--json"], ["--model needs a value"]),
+    ],
+)
+def test_mistakes_are_one_line(edge, arguments, words):
+    assert_one_line(edge(main, *arguments), *words)
+
+
+def refuses(error):
+    def main():
+        raise error
+
+    return main
+
+
+def test_what_main_refuses_is_one_line(edge):
+    assert_one_line(edge(refuses(ValueError("two\n lines"))), "error: two lines")
+    assert_one_line(edge(refuses(OSError("no disk"))), "no disk")
+    assert_one_line(edge(lambda: open("no/such/file")), "no/such/file: No such file or directory")
+
+
+@pytest.mark.parametrize("error", [TypeError, KeyError, ZeroDivisionError, AssertionError])
+def test_a_bug_keeps_its_traceback(edge, error):
+    with pytest.raises(error):
+        edge(refuses(error("a bug")))
+
+
+def test_help_is_made_from_the_docstring(edge):
+    for arguments in (["--help"], ["-h"], ["x", "--n", "3", "--help"]):
+        result = edge(main, *arguments)
+        assert result.returncode == 0
+        assert "Say what came." in result.stderr and "how many." in result.stderr
+
+
+def test_commands_of_a_dict(edge):
+    result = edge(utils.COMMANDS, "--help")
+    assert result.returncode == 0 and "tokenize" in result.stdout + result.stderr
+    assert "merges.txt" in edge(utils.COMMANDS, "tokenize", "--help").stderr
+    assert_one_line(edge(utils.COMMANDS), "inspect, tokenize, download, convert")
+    assert_one_line(edge(utils.COMMANDS, "inspekt"), "'inspekt'", "inspect")
+    assert_one_line(edge(utils.COMMANDS, "download"), "model")
+    assert_one_line(edge(utils.COMMANDS, "inspect", "tales", "models", "more"), "too many")
+
+
+def test_ctrl_c_is_quiet(script):
+    path = script("import time; print('x', flush=True); time.sleep(60)")
+    process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout.readline().strip() == b"x"
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 130 and err == b""
+
+
+@pytest.mark.parametrize("n", [1, 100_000])
+def test_a_closed_pipe_is_quiet(script, n):
+    path = script(f"utils.print_texts(['a', 'b'], [[1], [2]], ['x' * {n}] * 2)")
+    read, write = os.pipe()
+    process = subprocess.Popen([sys.executable, path], stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    os.close(read)
+    _, err = process.communicate(timeout=30)
+    assert err == b"" and process.returncode == 141
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_any_text_on_any_terminal(script, encoding):
+    path = script("utils.print_texts(prompts, [[1], [2]], ['“é” 🤗', 'z'], json); print(*prompts, file=sys.stderr)")
+    result = command("🤗", "q", script=path, env={"PYTHONIOENCODING": encoding}, encoding=encoding)
+    assert result.returncode == 0 and result.stdout.endswith("\n\nqz\n")
+    result = command("🤗", "q", "--json", script=path, env={"PYTHONIOENCODING": encoding}, encoding=encoding)
+    text = "“é” 🤗"
+    assert json.loads(result.stdout.splitlines()[0]) == {"prompt": "🤗", "ids": [1], "text": text}
+
+
+def test_a_c_locale_does_not_spoil_prompts(script):
+    env = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+    assert command("é🤗", script=script("print(ascii(prompts))"), env=env).stdout == ascii(("é🤗",)) + "\n"
+
+
+# ---- print_texts and encode_prompts
+
+
+def test_what_is_printed(capsys):
+    utils.print_texts(["Once"], [[1, 2]], [" upon a time"])
+    assert capsys.readouterr().out == " upon a time\n"
+    utils.print_texts(["Once", "The"], [[1], [2]], [" upon", " fox"])
+    assert capsys.readouterr().out == "Once upon\n\nThe fox\n"
+    utils.print_texts(["Once", "é"], np.array([[1], [2]]), [" upon\n", "“"], as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"prompt": "Once", "ids": [1], "text": " upon\n"},
+        {"prompt": "é", "ids": [2], "text": "“"},
+    ]
+
+
+def test_prompts_become_ids(capsys):
+    encoder = utils.load_model()[0]
+    eot = encoder.eot_token
+    assert utils.encode_prompts(encoder, ["", "<|endoftext|>", "Once"]) == [[eot], [eot], encoder.encode("Once")]
+    assert capsys.readouterr() == ("", "")
+    assert utils.encode_prompts(encoder, ["Once ", "a", "b "])[0] == encoder.encode("Once ")
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "space" in err
+    with pytest.raises(ValueError, match="no prompt"):
+        utils.encode_prompts(encoder, [])
