@@ -1,0 +1,207 @@
+"""The KV cache: what it holds, what it costs, whose it is. Cases P4, P6 and K1 to K12 of the case book."""
+import tracemalloc
+
+import numpy as np
+import pytest
+from tiny import CACHING, V0, VERSIONS, assert_same_bits, random_model, random_prompts
+
+every_version = pytest.mark.parametrize("version", CACHING, ids=str)
+
+
+@every_version
+def test_k1_prefill_and_two_tokens(version):
+    """K1: ids 1 to 5 at once, against 1, 2, 3 and then 4 and then 5."""
+    model = random_model(n_ctx=8)
+    assert_same_bits(version.cached_logits(model, [[1, 2, 3, 4, 5]], [3, 1, 1]), V0.logits(model, [[1, 2, 3, 4, 5]]))
+
+
+@every_version
+def test_k4_prefill_in_two_pieces(version):
+    """K4: for the second piece's 2 queries there are 5 keys: the causal mask starts at 3, not at 0."""
+    model = random_model(n_ctx=8)
+    assert_same_bits(version.cached_logits(model, [[1, 2, 3, 4, 5]], [3, 2]), V0.logits(model, [[1, 2, 3, 4, 5]]))
+
+
+@every_version
+def test_p4_padded_prefill_and_three_tokens(version):
+    """P4: for each row as if it ran alone, all at once."""
+    model = random_model(n_ctx=8)
+    prompts = [[1, 4, 7, 2, 9, 9, 9], [3, 8, 8, 8], [5, 6, 10, 11, 12]]
+    assert_same_bits(version.cached_logits(model, prompts, [4, 1, 1, 1]), V0.logits(model, prompts))
+
+
+def filled_cache(version, model, prompts, pieces):
+    """-> the keys and values [n_layer, 2, B, n_head, T, d_head] after gpt2 took the padded prompts in these pieces."""
+    input_ids, mask = version.module.left_pad(prompts)
+    cache, start = version.new_cache(model, *input_ids.shape), 0
+    for width in pieces:
+        ids = input_ids[:, start : start + width]
+        version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=mask, kv_cache=cache)
+        start += width
+    assert cache["length"] == start
+    return cache["blocks"]
+
+
+@every_version
+def test_p6_padding_does_not_change_the_keys_and_values_of_real_tokens(version):
+    """P6: this tells a fault of the padded prefill from one of the steps after it."""
+    model = random_model()
+    prompts = random_prompts([17, 4, 9])
+    padded = filled_cache(version, model, prompts, [17])
+    for b, ids in enumerate(prompts):
+        alone = filled_cache(version, model, [ids], [len(ids)])
+        assert_same_bits(padded[:, :, b, :, 17 - len(ids) :], alone[:, :, 0])
+
+
+@every_version
+def test_k12_keys_and_values_step_by_step(version):
+    """K12: one token at a time stores what one pass stores, so that a fault can be told from rounding."""
+    model = random_model()
+    prompts = random_prompts([17, 17])
+    at_once = filled_cache(version, model, prompts, [17])
+    for pieces in ([1] * 17, [9, 8], [3, 1, 5, 8]):
+        assert_same_bits(filled_cache(version, model, prompts, pieces), at_once)
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_k9_no_run_leaves_anything_behind(version):
+    """K9: generate(A), generate(B), generate(A): the first and the last are equal."""
+    model = random_model(n_ctx=16)
+    a, b = random_prompts([5, 5], seed=1), random_prompts([9, 9], seed=2)
+    first = version.generate(model, a, 6)
+    assert version.generate(model, b, 6) != first
+    assert version.generate(model, a, 6) == first
+
+
+@every_version
+def test_a_cache_belongs_to_its_caller(version):
+    """Two caches filled in turn do not mix, and gpt2 without one keeps none."""
+    model = random_model()
+    prompts = random_prompts([9, 9])
+    expected = V0.logits(model, prompts)
+    caches = [version.new_cache(model, 1, 9) for _ in prompts]
+    for t in range(9):
+        for ids, cache, logits in zip(prompts, caches, expected):
+            step = version.module.gpt2([ids[t : t + 1]], **model.params, n_head=model.n_head, kv_cache=cache)
+            assert_same_bits(step[0, 0], logits[t])
+            assert_same_bits(version.logits(model, [ids])[0], logits)
+
+
+@every_version
+def test_memory_that_was_never_written_does_not_matter_to_generate(version, monkeypatch):
+    """np.empty often gives zeros, which would hide it; here it gives NaN."""
+    model = random_model()
+    prompts = random_prompts([9, 3, 17])
+    expected = V0.generate(model, prompts, 6)
+    empty = version.module.init_kv_cache
+
+    def full_of_nan(*args, **kwargs):
+        cache = empty(*args, **kwargs)
+        cache["blocks"].fill(np.nan)
+        return cache
+
+    monkeypatch.setattr(version.module, "init_kv_cache", full_of_nan)
+    assert version.generate(model, prompts, 6) == expected
+
+
+@every_version
+@pytest.mark.parametrize("dtype", [np.float32, np.longdouble], ids=["float32", "longdouble"])
+def test_the_memory_of_a_cache(version, dtype):
+    """The formula of the docstring: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes."""
+    model = random_model(dtype, n_embd=12, n_head=3, n_layer=2)
+    cache = version.module.init_kv_cache(model.params["wte"], model.params["blocks"], 3, B=5, T_max=7)
+    assert cache["blocks"].nbytes == 2 * 2 * 5 * 3 * 7 * 4 * np.dtype(dtype).itemsize
+    assert cache["length"] == 0
+
+
+@every_version
+def test_no_step_copies_the_cache(version):
+    """A step takes a small part of the memory that a long cache takes, and writes into the array that was there."""
+    model = random_model(np.float32)
+    cache = version.new_cache(model, B=2, T_max=20_000)
+    blocks = cache["blocks"]
+    steps = {
+        "prefill": lambda: version.module.prefill(np.array([[1, 2, 3]] * 2), model.params, model.n_head, cache),
+        "decode": lambda: version.module.decode_one_token(np.array([4, 5]), model.params, model.n_head, cache),
+    }
+    for step in steps.values():
+        tracemalloc.start()
+        step()
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < blocks.nbytes / 50
+        assert cache["blocks"] is blocks
+    assert cache["length"] == 4
+    assert np.all(np.isfinite(blocks[..., :4, :])) and np.all(np.isnan(blocks[..., 4:, :]))
+
+
+@every_version
+def test_generate_takes_the_memory_of_its_cache_once(version, monkeypatch):
+    """One cache for a whole generation, of just the size that this needs."""
+    model = random_model(n_ctx=16)
+    make, caches = version.module.init_kv_cache, []
+
+    def recorded(*args, **kwargs):
+        caches.append(make(*args, **kwargs))
+        return caches[-1]
+
+    monkeypatch.setattr(version.module, "init_kv_cache", recorded)
+    version.generate(model, [[1, 2, 3], [4]], 6)
+    assert len(caches) == 1
+    assert caches[0]["blocks"].shape[-2] == 3 + 6
+
+
+@every_version
+def test_generate_computes_logits_for_the_last_position_only(version, monkeypatch):
+    """The output layer is the one whose weights have n_vocab columns; of a long prompt it sees one position."""
+    model = random_model(n_ctx=64)
+    linear, positions = version.module.linear, []
+
+    def recorded(x, w, b=0):
+        if w.shape[1] == model.n_vocab:
+            positions.append(x.shape[1])
+        return linear(x, w, b)
+
+    monkeypatch.setattr(version.module, "linear", recorded)
+    version.generate(model, random_prompts([40, 3]), 5)
+    assert [n for n in positions if n > 0] == [1] * 5
+
+
+@every_version
+def test_generate_computes_no_key_or_value_twice(version, monkeypatch):
+    """Per layer: one pass over the prompt, then one token a step, none of them again."""
+    model = random_model(n_ctx=64, n_layer=2)
+    mha, widths = version.module.mha, []
+
+    def recorded(x, *args, **kwargs):
+        widths.append(x.shape[1])
+        return mha(x, *args, **kwargs)
+
+    monkeypatch.setattr(version.module, "mha", recorded)
+    version.generate(model, random_prompts([40, 3]), 5)
+    assert widths == [40, 40] + [1, 1] * 4
+
+
+@every_version
+def test_a_full_cache_refuses_more(version):
+    """And says so, before anything is written."""
+    model = random_model(n_ctx=16)
+    cache = version.new_cache(model, 1, 4)
+    version.module.gpt2([[1, 2, 3]], **model.params, n_head=model.n_head, kv_cache=cache)
+    before = cache["blocks"].copy()
+    with pytest.raises(ValueError, match="holds 3 of 4"):
+        version.module.gpt2([[4, 5]], **model.params, n_head=model.n_head, kv_cache=cache)
+    np.testing.assert_array_equal(cache["blocks"], before)
+    assert cache["length"] == 3
+
+
+@every_version
+def test_n_logits(version):
+    """The last positions alone, down to none: [-0:] would be all of them."""
+    model = random_model()
+    prompts = random_prompts([9, 9])
+    logits = np.array(V0.logits(model, prompts))
+    for n in (0, 1, 4, 9):
+        last = version.module.gpt2(prompts, **model.params, n_head=model.n_head, n_logits=n)
+        assert last.shape == (2, n, model.n_vocab)
+        np.testing.assert_array_equal(last, logits[:, 9 - n :])

@@ -1,0 +1,59 @@
+"""Traps that are in none of the other files: how a float32 model becomes a float64 one, and how it becomes slow."""
+import ast
+import inspect
+
+import numpy as np
+import pytest
+from tiny import VERSIONS, random_model, random_prompts
+
+every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+
+
+class Watched(np.ndarray):
+    """An array that notes the dtypes of what it is combined with, in each operation that it takes part in."""
+
+    seen = []  # (name of the operation, dtypes of its NumPy arrays and scalars); Python's own floats have none
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
+        Watched.seen.append((ufunc.__name__, {x.dtype for x in inputs if hasattr(x, "dtype")}))
+        inputs = [x.view(np.ndarray) if isinstance(x, Watched) else x for x in inputs]
+        if out:
+            kwargs["out"] = tuple(x.view(np.ndarray) if isinstance(x, Watched) else x for x in out)
+        result = getattr(ufunc, method)(*inputs, **kwargs)
+        return out[0] if out else np.asarray(result).view(Watched)
+
+
+def watched(params):
+    if isinstance(params, dict):
+        return {key: watched(value) for key, value in params.items()}
+    return [watched(block) for block in params] if isinstance(params, list) else params.view(Watched)
+
+
+@every_version
+def test_no_float64_scalar_takes_part(version):
+    """np.sqrt(2 / np.pi) is a float64 scalar, and NumPy 2 computes in float64 with it; math.sqrt gives a Python float.
+
+    The result's dtype alone does not tell: in place, as in gelu, it stays float32, and only each step is slower.
+    """
+    model = random_model(np.float32)
+    Watched.seen.clear()
+    version.logits(model._replace(params=watched(model.params)), random_prompts([9, 9]))
+    assert {"tanh", "exp", "sqrt", "matmul"} <= {name for name, _ in Watched.seen}  # all parts were watched
+    wide = [(name, dtypes) for name, dtypes in Watched.seen if dtypes & {np.dtype(np.float64), np.dtype(np.longdouble)}]
+    assert wide == []
+
+
+@every_version
+@pytest.mark.parametrize("name", ["gelu", "softmax"])
+def test_parts_do_not_change_what_they_are_given(version, name):
+    """They work in place for speed, on arrays of their own."""
+    x = np.linspace(-3, 3, 20, dtype=np.float32)
+    x.flags.writeable = False
+    assert getattr(version.module, name)(x).dtype == np.float32
+
+
+@every_version
+def test_no_power_loops(version):
+    """x**3 runs a slow power loop in float32; x * x * x does not."""
+    powers = [node for node in ast.walk(ast.parse(inspect.getsource(version.module))) if isinstance(node, ast.Pow)]
+    assert powers == []

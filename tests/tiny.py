@@ -1,0 +1,173 @@
+"""Tiny random models, and one way to call every version of the series.
+
+The suite finds the versions by their file names, and what each can do by what it defines, so that a new version takes
+part without an edit here.
+"""
+import functools
+import importlib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# ---- versions
+
+
+class Version:
+    """A file of the series, called in one way: with a list of prompts, each a list of ids, whatever it takes itself."""
+
+    def __init__(self, path):
+        self.name = path.stem
+        self.number = int(re.match(r"gpt2_v(\d+)", self.name).group(1))
+        self.module = importlib.import_module(self.name)
+        self.batches = self.number > 0
+        self.pads = hasattr(self.module, "left_pad")
+        self.caches = hasattr(self.module, "init_kv_cache")
+
+    def logits(self, model, prompts):
+        """gpt2 on all prompts, in one batch if the version has batches -> a list of [length of the prompt, n_vocab]."""
+        if not self.batches:
+            return [self.module.gpt2(ids, **model.params, n_head=model.n_head) for ids in prompts]
+        if not self.pads:
+            return list(self.module.gpt2(prompts, **model.params, n_head=model.n_head))
+        input_ids, mask = self.module.left_pad(prompts)
+        logits = self.module.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
+        return real_rows(logits, prompts)
+
+    def generate(self, model, prompts, n):
+        """generate for all prompts, in one batch if the version has batches -> a list of lists of n ids."""
+        if not self.batches:
+            return [self.module.generate(ids, model.params, model.n_head, n) for ids in prompts]
+        if not self.pads:
+            return self.module.generate(prompts, model.params, model.n_head, n)
+        input_ids, mask = self.module.left_pad(prompts)
+        return self.module.generate(input_ids, model.params, model.n_head, n, attention_mask=mask)
+
+    def new_cache(self, model, B, T_max):
+        """An empty KV cache for versions that have one, full of NaN: memory that was never written must not matter."""
+        cache = self.module.init_kv_cache(model.params["wte"], model.params["blocks"], model.n_head, B, T_max)
+        cache["blocks"].fill(np.nan)
+        return cache
+
+    def cached_logits(self, model, prompts, pieces, spare=0):
+        """As `logits`, with the columns of the padded batch given to gpt2 in pieces of these widths, through one cache.
+
+        spare: slots of the cache that stay empty.
+        """
+        input_ids, mask = self.module.left_pad(prompts)
+        B, T = input_ids.shape
+        assert sum(pieces) == T
+        cache, parts, start = self.new_cache(model, B, T + spare), [], 0
+        for width in pieces:
+            stop = start + width
+            known = {"attention_mask": mask[:, :stop], "kv_cache": cache}
+            parts.append(self.module.gpt2(input_ids[:, start:stop], **model.params, n_head=model.n_head, **known))
+            start = stop
+        return real_rows(np.concatenate(parts, axis=1), prompts)
+
+    def __repr__(self):
+        return self.name
+
+
+def real_rows(array, prompts):
+    """A padded batch [B, T, ...] -> a list with the real positions of each prompt, [length of the prompt, ...]."""
+    return [row[len(row) - len(ids) :] for row, ids in zip(array, prompts)]
+
+
+VERSIONS = sorted((Version(path) for path in ROOT.glob("gpt2_v*.py")), key=lambda version: version.number)
+V0 = VERSIONS[0]
+BATCHING = [version for version in VERSIONS if version.batches]
+PADDING = [version for version in VERSIONS if version.pads]
+CACHING = [version for version in VERSIONS if version.caches]
+NEIGHBOURS = list(zip(VERSIONS, VERSIONS[1:]))
+
+# ---- models
+
+
+class Model(NamedTuple):
+    params: dict
+    n_head: int
+    n_vocab: int
+    n_ctx: int
+
+
+@functools.cache
+def random_model(dtype=np.longdouble, n_vocab=17, n_ctx=64, n_embd=12, n_head=3, n_layer=2, seed=0):
+    """A model with random weights, the same one for each dtype up to rounding.
+
+    Nothing is 0 or 1, no bias and no gain, and weights are large enough for peaked attention and for gelu's bend: a
+    part of the model that is left out or wrong shows. Arrays are read-only: a version that writes into them fails.
+    """
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape, std, mean=0):
+        array = dtype(std) * rng.standard_normal(shape).astype(dtype) + dtype(mean)  # uses all bits of a longdouble
+        array.flags.writeable = False
+        return array
+
+    def linear(n_in, n_out):
+        return {"w": normal(n_in, n_out, std=1.4 / n_in**0.5), "b": normal(n_out, std=0.2)}
+
+    def layer_norm():
+        return {"g": normal(n_embd, std=0.3, mean=1), "b": normal(n_embd, std=0.1)}
+
+    def block():
+        return {
+            "ln_1": layer_norm(),
+            "attn": {"c_attn": linear(n_embd, 3 * n_embd), "c_proj": linear(n_embd, n_embd)},
+            "ln_2": layer_norm(),
+            "mlp": {"c_fc": linear(n_embd, 4 * n_embd), "c_proj": linear(4 * n_embd, n_embd)},
+        }
+
+    params = {
+        "wte": normal(n_vocab, n_embd, std=0.3),
+        "wpe": normal(n_ctx, n_embd, std=1),
+        "blocks": [block() for _ in range(n_layer)],
+        "ln_f": layer_norm(),
+    }
+    return Model(params, n_head, n_vocab, n_ctx)
+
+
+SIZES = {
+    "tiny": {"n_vocab": 17, "n_embd": 12, "n_head": 3, "n_layer": 2},
+    "odd": {"n_vocab": 23, "n_embd": 35, "n_head": 5, "n_layer": 1},  # no size is even, so no BLAS kernel fits it whole
+    "wide": {"n_vocab": 50, "n_embd": 64, "n_head": 4, "n_layer": 1},
+}
+
+
+def position_model(n_ctx=8):
+    """A model that says where it is: the best id after each token is the position that the token was given.
+
+    It has no blocks: its state is 10 * (one-hot of the position) + (one-hot of the id), and its output matrix the
+    identity.
+    """
+    identity = np.eye(n_ctx)
+    ln_f = {"g": np.ones(n_ctx), "b": np.zeros(n_ctx)}
+    params = {"wte": identity, "wpe": 10 * identity, "blocks": [], "ln_f": ln_f}
+    return Model(params, n_head=1, n_vocab=n_ctx, n_ctx=n_ctx)
+
+
+def random_prompts(lengths, n_vocab=17, seed=0):
+    """Prompts of these lengths, each a list of ids."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(n_vocab, size=length).tolist() for length in lengths]
+
+
+# ---- assertions
+
+
+def assert_same_bits(actual, expected):
+    """Two arrays, or two lists of arrays, are equal to the last bit, in dtype and shape too, and hold no NaN."""
+    if isinstance(expected, list):
+        assert len(actual) == len(expected) > 0
+        for a, e in zip(actual, expected):
+            assert_same_bits(a, e)
+        return
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert expected.size > 0
+    assert np.all(np.isfinite(expected))  # assert_array_equal takes NaN for equal to NaN
+    np.testing.assert_array_equal(actual, expected)
