@@ -42,8 +42,8 @@ PAUSES = utils.RETRY_PAUSES
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """A server with the model org/name; retries do not wait, and we are in an empty directory."""
-    (tmp_path / "elsewhere").mkdir()
+    """A server with the model org/name; retries do not wait, and we are in an empty directory with models/."""
+    (tmp_path / "elsewhere" / "models").mkdir(parents=True)  # else downloads go beside utils.py
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
@@ -79,7 +79,6 @@ def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(utils, "KNOWN_FILES", {})
     hub.add_model("openai-community/gpt2", FILES)
     hub.add_model("distilbert/distilgpt2", FILES)
-    utils.Path("models").mkdir()
     assert utils.find_model("124M") == utils.Path("models/124M")
     assert utils.find_model("distilgpt2", "models") == utils.Path("models/distilgpt2")
     assert utils.find_model("124M", tmp_path / "new" / "dir") == tmp_path / "new" / "dir" / "124M"
