@@ -11,7 +11,9 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from torch import nn
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import utils  # noqa: E402
 
 EOT = "<|endoftext|>"
 
@@ -46,8 +49,10 @@ class Block(nn.Module):
         self.n_head = n_head
         residual_std = 0.02 / math.sqrt(2 * n_layer)  # GPT-2 paper, section 2.3
         self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
-        self.attn = nn.ModuleDict({"c_attn": Conv1D(n_embd, 3 * n_embd, 0.02), "c_proj": Conv1D(n_embd, n_embd, residual_std)})
-        self.mlp = nn.ModuleDict({"c_fc": Conv1D(n_embd, 4 * n_embd, 0.02), "c_proj": Conv1D(4 * n_embd, n_embd, residual_std)})
+        c_attn, attn_c_proj = Conv1D(n_embd, 3 * n_embd, 0.02), Conv1D(n_embd, n_embd, residual_std)
+        c_fc, mlp_c_proj = Conv1D(n_embd, 4 * n_embd, 0.02), Conv1D(4 * n_embd, n_embd, residual_std)
+        self.attn = nn.ModuleDict({"c_attn": c_attn, "c_proj": attn_c_proj})
+        self.mlp = nn.ModuleDict({"c_fc": c_fc, "c_proj": mlp_c_proj})
 
     def forward(self, x):
         B, T, n_embd = x.shape
@@ -103,7 +108,7 @@ def to_stream(tokenizer, stories):
 
 
 @torch.no_grad()
-def held_out_loss(model, stream, n_ctx, n_bytes, eot):
+def held_out_loss(model, stream, n_ctx, n_bytes):
     """(nats per token, bits per byte) over consecutive windows of n_ctx, each token predicted once.
 
     The first id (an `<|endoftext|>`) is context only. The bytes are those of the stories alone; the model pays for
@@ -154,18 +159,90 @@ def make_optimizers(model, weight_decay):
     ]
 
 
-def train(data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n_ctx=512, n_embd=192, n_head=6, n_layer=6,
-          n_steps=5000, batch_tokens=4096, short_window=256, short_share=0.8, peak=4e-3, warmup=200, weight_decay=0.1,
-          clip=1.0, held_out=0.01, seed=0, data_name="", data_licence="", checkpoint_every=250):
-    """Train on `data` and write the model folder `out`.
+CARD = """\
+# tales
+
+A small GPT-2 that writes in the manner of old children's stories, made to be shipped with the code that runs it.
+
+| | |
+|---|---|
+| architecture | GPT-2: n_embd {n_embd}, n_layer {n_layer}, n_head {n_head}, n_ctx {n_ctx}; {n_params:,} parameters |
+| weights | model.safetensors, F16 |
+| tokenizer | byte-level BPE in GPT-2's order: 256 bytes, {n_merges:,} merges, `<|endoftext|>` = {eot} |
+| data | {data_name}: {n_train} stories to train on ({train_bytes:,} bytes, {train_tokens:,} tokens) |
+| licence of the data | {data_licence} |
+| licence of the weights | MIT, as the code |
+| training | {n_steps:,} steps of {batch_tokens:,} tokens = {seen:,} tokens, {minutes:.0f} minutes on 2 busy cores |
+| optimiser | Muon for the blocks' matrices, AdamW for the rest; peak rate {peak}, bfloat16 autocast, seed {seed} |
+| held-out loss | **{bits:.3f} bits per byte** ({nats:.3f} nats per token), with these F16 weights |
+
+The held-out loss is that on `held_out.txt`, {n_test} whole stories ({test_bytes:,} bytes) that were not trained on:
+consecutive windows of {n_ctx} tokens, each token predicted once, `<|endoftext|>` before each story.
+
+The command:
+
+```
+{command}
+```
+
+## Two samples, unedited
+
+Greedy, after "Once upon a time":
+
+> {greedy}
+
+Temperature 0.8, seed {seed}, after "The fox said":
+
+> {sampled}
+
+## Limits
+
+It knows little, forgets who is who within a few sentences, and repeats itself when decoded greedily. The stories that
+it learnt from are old and carry the attitudes of their time. It is an example, not a product.
+"""
+
+
+def export(model, tokenizer, out, card):
+    """Write the Hugging Face folder: config.json, model.safetensors (F16), vocab.json, merges.txt, model card."""
+    out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)
+    n_vocab, n_embd = model.wte.weight.shape
+    eot = tokenizer.token_to_id(EOT)
+    config = {
+        "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": n_vocab,
+        "n_positions": len(model.wpe.weight), "n_embd": n_embd, "n_layer": len(model.h), "n_head": model.h[0].n_head,
+        "n_inner": None, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "bos_token_id": eot,
+        "eos_token_id": eot, "tie_word_embeddings": True, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0,
+        "dtype": "float16",
+    }
+    vocab = dict(sorted(tokenizer.get_vocab().items(), key=lambda item: item[1]))
+    for name, value, indent in (("config.json", config, 2), ("vocab.json", vocab, None)):
+        text = json.dumps(value, indent=indent, ensure_ascii=False) + "\n"
+        (out / name).write_text(text, encoding="utf-8", newline="\n")
+    with tempfile.TemporaryDirectory() as folder:  # the package names the files itself
+        tokenizer.save_model(folder)
+        shutil.copy(Path(folder) / "merges.txt", out / "merges.txt")
+    tensors = {f"transformer.{name}": p.numpy().astype(np.float16) for name, p in model.state_dict().items()}
+    utils.write_safetensors(out / "model.safetensors", tensors, {"format": "pt"})
+    (out / "README.md").write_text(card, encoding="utf-8", newline="\n")
+
+
+def train(
+    data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n_ctx=512, n_embd=192, n_head=6, n_layer=6,
+    n_steps=5000, batch_tokens=4096, short_window=256, short_share=0.8, peak=4e-3, warmup=200, weight_decay=0.1,
+    clip=1.0, held_out=0.01, seed=0, checkpoint_every=250, data_name="", data_licence="not stated",
+):
+    """Train on `data` and write the model folder `out`, with the held-out stories and a model card in it.
 
     `short_share` of the steps use windows of `short_window` tokens, the rest windows of `n_ctx`, so that every position
     is trained. `data_name` and `data_licence` go into the model card as they are.
     """
-    settings = {k: v for k, v in locals().items() if k not in ("out", "checkpoint", "checkpoint_every", "data_name", "data_licence")}
+    settings = dict(locals())
+    for key in ("out", "checkpoint", "checkpoint_every", "data_name", "data_licence"):
+        settings.pop(key)  # these may change between one run and the next that goes on with it
     settings["data"] = Path(data).name
     if short_window > n_ctx or batch_tokens % n_ctx or batch_tokens % short_window or n_embd % n_head:
-        sys.exit("batch_tokens must be a multiple of n_ctx and short_window, short_window <= n_ctx, n_embd a multiple of n_head")
+        sys.exit("batch_tokens: a multiple of n_ctx and of short_window, n_embd: of n_head; short_window: up to n_ctx")
     stories = read_stories(data)
     if len(stories) < 2:
         sys.exit(f"{data}: needs at least two stories, separated by lines of {EOT}")
@@ -194,8 +271,8 @@ def train(data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n
     def save():
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = checkpoint.with_suffix(".part")
-        torch.save({"settings": settings, "model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers],
-                    "step": step, "seconds": seconds}, part)
+        state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
+        torch.save({**state, "settings": settings, "step": step, "seconds": seconds}, part)
         os.replace(part, checkpoint)
 
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(stream):,} tokens to train on, "
@@ -221,10 +298,32 @@ def train(data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n
             bar.set_postfix(loss=f"{loss.item():.3f}")
         if step % checkpoint_every == 0 or step == n_steps:
             save()
-            nats, bits = held_out_loss(model, test_stream, n_ctx, test_bytes, eot)
-            tqdm.write(f"step {step}: train {loss.item():.4f}, held out {nats:.4f} nats a token, {bits:.4f} bits a byte, "
-                       f"{step * batch_tokens / seconds:,.0f} tokens a second", file=sys.stderr)
+            # In windows as they are trained by now: later positions would be guesses.
+            nats, bits = held_out_loss(model, test_stream, window, test_bytes)
+            rate = f"{step * batch_tokens / seconds:,.0f} tokens a second"
+            scores = f"train {loss.item():.4f}, held out {nats:.4f} nats a token, {bits:.4f} bits a byte"
+            tqdm.write(f"step {step}: {scores}, {rate}", file=sys.stderr)
     bar.close()
+
+    for parameter in model.parameters():  # what is scored and sampled is what will be stored
+        parameter.data = parameter.data.half().float()
+    nats, bits = held_out_loss(model, test_stream, n_ctx, test_bytes)
+    samples = {
+        "greedy": continue_text(model, tokenizer, "Once upon a time", 120, n_ctx, 0, seed),
+        "sampled": continue_text(model, tokenizer, "The fox said", 120, n_ctx, 0.8, seed),
+    }
+    card = CARD.format(
+        **{**settings, **{name: text.replace("\n\n", "\n>\n> ") for name, text in samples.items()}},
+        data_name=data_name or Path(data).name, data_licence=data_licence, n_merges=n_vocab - 257, eot=eot,
+        n_params=sum(p.numel() for p in model.parameters()), n_train=len(train_stories), n_test=len(test_stories),
+        train_bytes=sum(len(story.encode()) for story in train_stories), train_tokens=len(stream),
+        seen=n_steps * batch_tokens, minutes=seconds / 60, bits=bits, nats=nats, test_bytes=test_bytes,
+        command=shlex.join(["python", "tools/train_tales.py", *sys.argv[1:]]),
+    )
+    export(model, tokenizer, out, card)
+    text = f"\n{EOT}\n".join(test_stories) + "\n"
+    (Path(out) / "held_out.txt").write_text(text, encoding="utf-8", newline="\n")
+    print(f"{out}: held-out loss {bits:.4f} bits per byte", file=sys.stderr)
 
 
 if __name__ == "__main__":
