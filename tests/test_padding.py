@@ -103,19 +103,3 @@ def test_a_mask_may_hold_bools_or_be_a_list(version):
     expected = version.module.generate(input_ids, model.params, model.n_head, 3, attention_mask=mask)
     for same in (mask.astype(bool), mask.tolist(), mask.astype(np.float32)):
         assert version.module.generate(input_ids, model.params, model.n_head, 3, attention_mask=same) == expected
-
-
-@every_version
-def test_softmax_does_not_see_masked_keys_in_front(version):
-    """What makes a padded row exact: any number of zeros in front leaves the last bit of softmax as it is.
-
-    np.sum would regroup its terms from 8 on.
-    """
-    scores = random_prompts([40], n_vocab=1000)[0]
-    for length in range(1, 40):
-        alone = np.array(scores[:length], dtype=np.longdouble) / 300
-        for n_pads in range(1, 20):
-            padded = np.concatenate([np.full(n_pads, -1e10, dtype=np.longdouble), alone])
-            weights = version.module.softmax(padded)
-            assert not np.any(weights[:n_pads])
-            np.testing.assert_array_equal(weights[n_pads:], version.module.softmax(alone))

@@ -1,4 +1,4 @@
-"""Traps that are in none of the other files: how a float32 model becomes a float64 one, and how it becomes slow."""
+"""Traps in single operations: sums that depend on zeros, scalars that turn float32 into float64, slow powers."""
 import ast
 import inspect
 
@@ -41,6 +41,19 @@ def test_no_float64_scalar_takes_part(version):
     assert {"tanh", "exp", "sqrt", "matmul"} <= {name for name, _ in Watched.seen}  # all parts were watched
     wide = [(name, dtypes) for name, dtypes in Watched.seen if dtypes & {np.dtype(np.float64), np.dtype(np.longdouble)}]
     assert wide == []
+
+
+@every_version
+def test_softmax_does_not_see_masked_keys_in_front(version):
+    """np.sum adds in blocks from 8 terms on, so zeros in front would regroup them and change the last bits."""
+    scores = random_prompts([40], n_vocab=1000)[0]
+    for length in range(1, 40):
+        alone = np.array(scores[:length], dtype=np.longdouble) / 300
+        for n_pads in range(1, 20):
+            padded = np.concatenate([np.full(n_pads, -1e10, dtype=np.longdouble), alone])
+            weights = version.module.softmax(padded)
+            assert not np.any(weights[:n_pads])
+            np.testing.assert_array_equal(weights[n_pads:], version.module.softmax(alone))
 
 
 @every_version
