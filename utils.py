@@ -635,18 +635,9 @@ class Encoder(tiktoken.Encoding):
         super().__init__("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=tokens, special_tokens=others)
         self.merge_ranks, self.eot, self.n_rows, self.add_prefix_space = merge_ranks, eot, n_rows, add_prefix_space
         self.known = {*tokens.values(), *others.values()}
-        patterns, self.added_ids = [], []
-        for text in sorted(added, key=len, reverse=True):  # of two that fit, the longer one
-            flags, pattern = added[text], f"({re.escape(text)})"
-            if flags.get("single_word"):
-                pattern = rf"(?<!\w){pattern}(?!\w)"
-            if flags.get("lstrip"):
-                pattern = rf"\s*{pattern}"
-            if flags.get("rstrip"):
-                pattern = rf"{pattern}\s*"
-            patterns.append(pattern)
-            self.added_ids.append(flags["id"])
-        self.added_pattern = re.compile("|".join(patterns) or "(?!)")  # (?!) is found nowhere
+        self.added = added
+        longest_first = sorted(added, key=len, reverse=True)
+        self.added_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) is found nowhere
 
     def encode(self, text, *, allowed_special="all", disallowed_special=()):
         """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, become one id each.
@@ -657,8 +648,13 @@ class Encoder(tiktoken.Encoding):
             return super().encode(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
         ids, start = [], 0
         for match in self.added_pattern.finditer(text):
-            ids += [*self.encode_ordinary(text[start : match.start()]), self.added_ids[match.lastindex - 1]]
-            start = match.end()
+            flags, (begin, end) = self.added[match.group()], match.span()
+            neighbours = text[max(begin - 1, 0) : begin] + text[end : end + 1]
+            if flags.get("single_word") and re.search(r"\w", neighbours):
+                continue
+            before = text[start:begin].rstrip() if flags.get("lstrip") else text[start:begin]
+            ids += [*self.encode_ordinary(before), flags["id"]]
+            start = re.compile(r"\s*").match(text, end).end() if flags.get("rstrip") else end
         ids += self.encode_ordinary(text[start:])
         if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
             token = in_quotes(self.decode_bytes([max(ids)]))
@@ -1303,6 +1299,7 @@ class TextStream:
 
     def __init__(self, encoder, stop=()):
         self.encoder, self.stop = encoder, stop
+        self.beginnings = {s[:k] for s in stop for k in range(1, len(s))}
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.text, self.held, self.stopped = "", "", False
 
@@ -1324,104 +1321,106 @@ class TextStream:
         elif last:
             n = len(held)
         else:  # the longest end of the text with which a stop string begins has to wait
-            starts = tuple(s[:k] for s in self.stop for k in range(1, len(s)))
-            n = next((i for i in range(len(held)) if held[i:] in starts), len(held))
+            n = next((i for i in range(len(held)) if held[i:] in self.beginnings), len(held))
         certain, self.held = held[:n], held[n:]
         self.text += certain
         return certain
 
 
+def check_output(stop, stream, out):
+    """Raise ValueError for flags of `complete_prompts` that make no sense; in good time, before a model is loaded."""
+    if "" in stop:
+        raise ValueError("--stop needs a text that is not empty")
+    if stream and out:
+        raise ValueError("--stream prints and --out writes a file: choose one")
+    if out and os.path.exists(out) and not os.path.isfile(out):
+        raise ValueError(f"--out {out}: is no file")
+
+
 def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=False, as_json=False, out=None):
     """Continue many prompts, batch by batch, and print the results or add them to a file.
 
-    complete(lists of ids, row seeds, on_token) -> for each prompt n_samples lists of new ids, or a pair of those and
-    their log-probabilities; it is called once for each batch, and on_token is for `generate` of gpt2_v4_sampling.py.
-    records: from `read_prompts`; prompt_ids: their ids. settings: all that the results depend on, among it "seed",
-    "temperature", "n_samples", "stop", "n_tokens_to_generate", "logprobs", "batch_size".
+    complete(lists of ids, row seeds, on_token) -> for each prompt n_samples lists of new ids, or with "logprobs" a pair
+    of those and their log-probabilities; it is called once for each batch, and on_token is for `generate` of
+    gpt2_v4_sampling.py. records: from `read_prompts`; prompt_ids: their ids. settings: all that the results depend on,
+    among it "seed", "temperature", "n_samples", "stop", "n_tokens_to_generate", "logprobs", "batch_size".
     stream: print text as it comes, for one prompt as it is, for several as JSON lines {"index", "text"}.
     as_json: print a JSON object a result. out: add those to this file, and leave out what is in it already.
     """
-    n_samples, stop, batch_size = settings["n_samples"], settings["stop"], settings["batch_size"]
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {batch_size}")
-    if stream and out:
-        raise ValueError("--stream prints and --out writes a file: choose one")
-    if "" in stop:
-        raise ValueError("--stop needs a text that is not empty")
-    if settings["seed"] is not None and settings["seed"] < 0:
-        raise ValueError(f"seed must be 0 or more, not {settings['seed']}")
+    n_samples, batch_size = settings["n_samples"], settings["batch_size"]
     by_length = sorted(range(len(records)), key=lambda i: len(prompt_ids[i]))  # so that a batch needs few pads
-    batches = [by_length[i : i + batch_size] for i in range(0, len(records), batch_size)]
+    batches = [sorted(by_length[start : start + batch_size]) for start in range(0, len(records), batch_size)]
+    batches = [[(i, sample) for i in batch for sample in range(n_samples)] for batch in batches]
     plain_stream = stream and not as_json and len(records) * n_samples == 1
+
+    def show(row, text, ending=None):
+        if plain_stream:
+            print(text, end="" if ending is None else "\n", flush=True)
+        elif stream and (text or ending):
+            print(json.dumps({**name_of(row, n_samples), "text": text, **(ending or {})}), flush=True)
+
     texts, n_tokens, began = {}, 0, time.monotonic()
-    with job_file(out, settings) if out else contextlib.nullcontext() as job:
-        seed = job.seed if job else settings["seed"]
-        if seed is None and settings["temperature"] > 0:
-            seed = fresh_seed()
-        bar = tqdm(total=len(records), unit="prompt", disable=None if len(batches) > 1 and not stream else True)
-        for batch in batches:
-            rows = [(i, sample) for i in batch for sample in range(n_samples)]
-            if job and job.done.issuperset(rows):
-                bar.update(len(batch))
-                continue
-            streams = [TextStream(encoder, stop) for _ in rows]
-
-            def show(row, piece, rows=rows, **ending):
-                if plain_stream:
-                    print(piece, end="", flush=True)
-                elif stream and (piece or ending):
-                    index = dict(zip(("index", "sample")[: 1 + (n_samples > 1)], rows[row]))
-                    print(json.dumps({**index, "text": piece, **ending}), flush=True)
-
-            def on_token(row, ids, streams=streams, show=show):
-                show(row, streams[row].push(ids[-1]))
-                return streams[row].stopped
-
-            listen = stream or stop
-            seeds = [(seed or 0, i, sample) for i, sample in rows]
-            ids = complete([prompt_ids[i] for i in batch], seeds, on_token if listen else None)
-            ids, logprobs = ids if settings["logprobs"] else (ids, None)
-            results = []
-            for row, (i, sample) in enumerate(rows):
-                for token_id in () if listen else ids[row]:
-                    streams[row].push(token_id)
-                ended = streams[row].stopped or len(ids[row]) < settings["n_tokens_to_generate"]
-                result = {"index": i, **records[i], "ids": ids[row], "finish_reason": "stop" if ended else "length"}
-                show(row, streams[row].end(), finish_reason=result["finish_reason"])
-                result["text"] = streams[row].text
-                if n_samples > 1:
-                    result["sample"] = sample
-                if logprobs:
-                    result |= {"logprobs": logprobs[row], "logprob": sum(logprobs[row])}
-                results.append(result)
-                n_tokens += len(ids[row])
-            if job:
+    with job_file(out, settings, records) as job:
+        left = [rows for rows in batches if not job.done.issuperset(rows)]
+        n_done = len(records) - sum(map(len, left)) // n_samples
+        silent = None if len(batches) > 1 and not stream else True  # None: a bar where stderr is a terminal
+        bar = tqdm(total=len(records), initial=n_done, unit="prompt", disable=silent)
+        for rows in left:
+            prompts = [prompt_ids[i] for i, sample in rows if sample == 0]
+            results = complete_batch(complete, encoder, prompts, rows, {**settings, "seed": job.seed}, stream, show)
+            results = [{**name_of(row, n_samples), **records[row[0]], **result} for row, result in zip(rows, results)]
+            if out:
                 job.write([result for row, result in zip(rows, results) if row not in job.done])
             elif as_json and not stream:
-                print("\n".join(json.dumps(result) for result in results), flush=True)
-            else:
+                print("\n".join(map(json.dumps, results)), flush=True)
+            elif not stream:
                 texts.update(zip(rows, (result["text"] for result in results)))
+            n_tokens += sum(len(result["ids"]) for result in results)
             bar.set_postfix_str(f"{n_tokens / (time.monotonic() - began):.0f} tokens/s")
-            bar.update(len(batch))
+            bar.update(len(prompts))
         bar.close()
-    if plain_stream:
-        print()
-    elif texts and not stream:
-        rows = sorted(texts)
-        print_texts([records[i]["prompt"] for i, _ in rows], None, [texts[row] for row in rows])
+    if texts:
+        print_texts([records[i]["prompt"] for i, _ in sorted(texts)], None, [texts[row] for row in sorted(texts)])
 
 
-def fresh_seed():
-    """A new seed, told on stderr so that the run can be repeated."""
-    seed = secrets.randbelow(2**32)
-    print(f"seed: {seed}", file=sys.stderr)
-    return seed
+def name_of(row, n_samples):
+    """What tells a result from the others of a run."""
+    return {"index": row[0], "sample": row[1]} if n_samples > 1 else {"index": row[0]}
+
+
+def complete_batch(complete, encoder, prompts, rows, settings, stream, show):
+    """One batch of `complete_prompts` -> for each row {"ids", "text", "finish_reason"}, maybe with log-probabilities.
+
+    rows: (index of the prompt, sample) for each result; show(row, text, ending) is told what becomes certain.
+    """
+    streams = [TextStream(encoder, settings["stop"]) for _ in rows]
+
+    def on_token(row, ids):
+        show(rows[row], streams[row].push(ids[-1]))
+        return streams[row].stopped
+
+    listen = stream or settings["stop"]
+    seeds = [(settings["seed"] or 0, *row) for row in rows]
+    ids = complete(prompts, seeds, on_token if listen else None)
+    ids, logprobs = ids if settings["logprobs"] else (ids, None)
+    results = []
+    for n, row in enumerate(rows):
+        for token_id in () if listen else ids[n]:
+            streams[n].push(token_id)
+        rest = streams[n].end()
+        ended = streams[n].stopped or len(ids[n]) < settings["n_tokens_to_generate"]
+        ending = {"finish_reason": "stop" if ended else "length"}
+        if logprobs:
+            ending |= {"logprobs": logprobs[n], "logprob": sum(logprobs[n])}
+        show(row, rest, ending)
+        results.append({"ids": ids[n], "text": streams[n].text, **ending})
+    return results
 
 
 class Job(NamedTuple):
     seed: int | None
     done: set  # (index, sample) of the results in the file
-    write: Callable  # adds results to it
+    write: Callable | None  # adds results to it
 
 
 def try_to_lock(file, message):
@@ -1430,56 +1429,69 @@ def try_to_lock(file, message):
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         else:
+            file.seek(0)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     except OSError:
         raise ValueError(message) from None
 
 
 @contextlib.contextmanager
-def job_file(out, settings):
-    """Open a results file, new or from a run that was broken off -> Job.
+def job_file(out, settings, records):
+    """Open a results file, new or from a run that was broken off -> Job. Without a file: a Job with a seed alone.
 
     Beside FILE stands FILE.job with the settings, and it is held locked while the job runs. The results of a batch are
     on the disk before `write` returns. A last line that was cut off is taken away. Raises ValueError where the file
-    belongs to a job with other settings, to no job, or to one that is running.
+    belongs to a job with other settings or prompts, to no job, or to one that is running.
     """
-    out, job_path = Path(out), Path(f"{out}.job")
-    with open(job_path, "a+", encoding="utf-8") as job, open(out, "ab+") as results:
-        try_to_lock(job, f"{out}: another job is writing it")
-        job.seek(0)
-        stored = parse_json(job.read() or "null", str(job_path))
-        results.seek(0)
-        done, end = set(), 0
-        for line in results:
-            if not line.endswith(b"\n"):
-                break
-            end += len(line)
-            result = parse_json(line.decode("utf-8", "replace"), f"{out}: a line of results")
-            done.add((result.get("index"), result.get("sample", 0)) if isinstance(result, dict) else None)
-        results.truncate(end)
-        if done:
-            if not isinstance(stored, dict):
-                raise ValueError(f"{out}: has results already and no {job_path.name} beside it: give another --out")
-            if settings["seed"] is None:
-                settings = {**settings, "seed": stored.get("seed")}  # the one it began with
-            settings = json.loads(json.dumps(settings))
-            other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
-            if other:
-                raise ValueError(f"{out}: made with other settings ({', '.join(other)}): use those, or another --out")
-        else:
-            if settings["seed"] is None and settings["temperature"] > 0:
-                settings = {**settings, "seed": fresh_seed()}
-            job.truncate(0)
-            job.write(json.dumps(settings, indent=1) + "\n")
-            job.flush()
-            os.fsync(job.fileno())
 
-        def write(batch):
-            results.write("".join(json.dumps(result) + "\n" for result in batch).encode())
-            results.flush()
-            os.fsync(results.fileno())
+    def with_seed(settings):
+        if settings["seed"] is not None or settings["temperature"] == 0:
+            return settings
+        seed = secrets.randbelow(2**32)
+        print(f"seed: {seed}", file=sys.stderr)  # so that the run can be repeated
+        return {**settings, "seed": seed}
 
-        yield Job(settings["seed"], done, write)
+    if not out:
+        yield Job(with_seed(settings)["seed"], set(), None)
+        return
+    settings = {**settings, "prompts": hashlib.sha256(json.dumps(records).encode()).hexdigest()}
+    settings = json.loads(json.dumps(settings))  # as they come back from a file
+    job_path = Path(f"{out}.job")
+    with open(out, "ab+") as results:
+        if results.tell() > 0 and not job_path.exists():
+            raise ValueError(f"{out}: is there already, without {job_path.name} beside it: give another --out")
+        with open(job_path, "a+", encoding="utf-8") as job:
+            try_to_lock(job, f"{out}: another job is writing it")
+            done, end = set(), 0
+            if results.seek(0, os.SEEK_END) == 0:
+                settings = with_seed(settings)
+                job.truncate(0)
+                job.write(json.dumps(settings, indent=1) + "\n")
+                job.flush()
+                os.fsync(job.fileno())
+            else:
+                job.seek(0)
+                stored = parse_json(job.read(), job_path)
+                if settings["seed"] is None:
+                    settings["seed"] = stored.get("seed")  # the one it began with
+                other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
+                if other:
+                    names = ", ".join(other)
+                    raise ValueError(f"{out}: made with other settings ({names}): use those, or another --out")
+                results.seek(0)
+                for line in results:
+                    if line.endswith(b"\n"):
+                        result = parse_json(line.decode("utf-8", "replace"), f"{out}: a line of results")
+                        done.add((result.get("index"), result.get("sample", 0)))
+                        end += len(line)
+                results.truncate(end)
+
+            def write(batch):
+                results.write("".join(json.dumps(result) + "\n" for result in batch).encode())
+                results.flush()
+                os.fsync(results.fileno())
+
+            yield Job(settings["seed"], done, write)
 
 
 # ---------------------------------------------------------------- commands
