@@ -190,7 +190,7 @@ def penalize_repetition(logits, seen, penalty):
 def apply_temperature(logits, temperature):
     """Sharpen (below 1) or flatten (above 1) the distribution (Ackley et al. 1985): logits [B, n_vocab] -> the same."""
     with np.errstate(over="ignore"):  # far below the best, -inf is what is meant
-        return (logits - np.max(logits, axis=-1, keepdims=True)) / max(temperature, 1e-30)
+        return (logits - np.max(logits, axis=-1, keepdims=True)) / max(float(temperature), 1e-30)
 
 
 def keep_top_k(logits, top_k):
@@ -239,20 +239,19 @@ def draw(logits, generators, top_p=1.0, min_p=0.0):
     best one always does. min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
     """
     ids = []
-    for row, generator in zip(logits, generators):
+    for row, generator in zip(logits, generators, strict=True):
         with np.errstate(under="ignore"):
-            weights = np.exp(row - np.max(row))
-        enough = (top_p - 1e-6) * np.sum(weights)  # a sum may miss top_p by its rounding
-        weights *= weights >= min_p  # the best has weight 1
-        while True:
-            i = find_share(weights, 1 - generator.random())
-            # No sorting: if the tokens ahead of i are enough, then neither it nor any behind it is in the nucleus. To
-            # draw again among those ahead leaves the odds within the nucleus as they are.
-            ahead = ahead_of(weights, i) if top_p < 1 else np.zeros(1)
-            mass = np.sum(ahead)
-            if mass == 0 or mass < enough:
-                break
+            weights = np.exp(row - np.max(row))  # the best has weight 1
+        if top_p < 1:  # a sum may miss top_p by its rounding; and none ahead, as of the best, is never enough
+            enough = max(top_p - 1e-6, 1e-9) * np.sum(weights)
+        if min_p > 0:
+            weights *= weights >= min_p
+        i = find_share(weights, 1 - generator.random())
+        # No sorting: if the tokens ahead of i are enough, then neither it nor any behind it is in the nucleus. To draw
+        # again among those ahead leaves the odds within the nucleus as they are.
+        while top_p < 1 and np.sum(ahead := ahead_of(weights, i)) >= enough:
             weights = ahead
+            i = find_share(weights, 1 - generator.random())
         ids.append(i)
     return np.array(ids)
 
@@ -261,37 +260,50 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
     """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 chooses the best one, ties by lower id.
 
     generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises ValueError for
-    logits with NaN or +inf, or nothing but -inf.
+    a setting that makes no sense, and for logits with NaN or +inf or nothing but -inf.
     """
-    if not np.all(np.isfinite(np.max(logits, axis=-1))):
-        raise ValueError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
+    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    best = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
+    check_logits(np.take_along_axis(logits, best[:, None], axis=-1))  # argmax finds NaN too
     if temperature == 0:
-        return np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
+        return best
     ids = []
-    for row, generator in zip(logits[:, None], generators):  # a [1, n_vocab] at a time: it fits the processor's caches
-        row = apply_temperature(keep_top_k(row, top_k), temperature)
-        ids.extend(draw(row, [generator], top_p, min_p))
+    for row, generator in zip(logits, generators, strict=True):  # one at a time: it fits the processor's caches
+        row = keep_top_k(row[None], top_k)  # [n_vocab] -> [1, n_vocab]
+        kept = np.flatnonzero(row > -np.inf) if top_k > 0 else slice(None)  # the rest is nothing but work
+        row = apply_temperature(row[:, kept], temperature)
+        i = draw(row, [generator], top_p, min_p)  # [1, n_kept] -> [1]
+        ids.extend(i if top_k == 0 else kept[i])
     return np.array(ids)
 
 
-def check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples):
-    """Raise ValueError, by name, for a setting of `generate` that makes no sense."""
-    for name, value, kind, low, high in (
-        ("temperature", temperature, numbers.Real, 0, 1e30),
-        ("top_k", top_k, numbers.Integral, 0, math.inf),
-        ("top_p", top_p, numbers.Real, 0, 1),
-        ("min_p", min_p, numbers.Real, 0, 1),
-        ("repetition_penalty", repetition_penalty, numbers.Real, 1e-30, 1e30),
-        ("n_samples", n_samples, numbers.Integral, 1, math.inf),
-    ):
+def check_logits(best):
+    """Raise ValueError where the best logits of rows, any shape, show that a row is of no use."""
+    if not np.all(np.isfinite(best)):
+        raise ValueError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
+
+
+def check_sampling(**settings):
+    """Raise ValueError, by name, for a setting that makes no sense."""
+    limits = {
+        "temperature": (numbers.Real, 0, 1e30), "top_k": (numbers.Integral, 0, math.inf),
+        "top_p": (numbers.Real, 0, 1), "min_p": (numbers.Real, 0, 1),
+        "repetition_penalty": (numbers.Real, 1e-30, 1e30), "n_samples": (numbers.Integral, 1, math.inf),
+        "seed": (numbers.Integral, 0, math.inf), "batch_size": (numbers.Integral, 1, math.inf),
+    }  # fmt: skip
+    for name, value in settings.items():
+        kind, low, high = limits[name]
         if not isinstance(value, kind) or not low <= value <= high:
             what = "a whole number" if kind is numbers.Integral else "a number"
-            raise ValueError(f"{name} must be {what} from {low} to {high}, not {value!r}")
+            limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
+            raise ValueError(f"{name} must be {what}, {limit}, not {value!r}")
 
 
 def log_softmax(logits):
-    """Logarithm of the softmax over the last axis: any shape -> same shape."""
-    x = logits - np.max(logits, axis=-1, keepdims=True)
+    """Logarithm of the softmax over the last axis: any shape -> same shape. Raises ValueError as `sample` does."""
+    best = np.max(logits, axis=-1, keepdims=True)
+    check_logits(best)
+    x = logits - best
     with np.errstate(under="ignore"):
         return x - np.log(np.exp(x) @ np.ones(x.shape[-1], x.dtype))[..., None]
 
@@ -301,8 +313,9 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
 
     logprobs: the natural logarithm of the probability of each id but the first, which is only looked back on (put
     <|endoftext|> there to have a text scored from its first word); logprob: their sum; perplexity: exp of minus their
-    mean. Raises ValueError for a text of less than two ids or longer than n_ctx.
+    mean. Raises ValueError for a text of less than two ids or longer than n_ctx, and for logits that are not finite.
     """
+    check_sampling(batch_size=batch_size)
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
     if any(len(ids) < 2 for ids in prompts):
         raise ValueError("a text needs two tokens or more to be scored; <|endoftext|> can stand in front")
@@ -320,7 +333,7 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
             chunks.append(np.take_along_axis(log_softmax(logits), next_ids[..., None], axis=-1)[..., 0])
         for ids, row in zip(batch, np.concatenate(chunks, axis=1)):  # [B, T-1]
             logprobs = row[T - len(ids) :].tolist()  # without those of pads
-            perplexity = np.exp(-sum(logprobs) / len(logprobs))
+            perplexity = np.exp(-sum(logprobs) / len(logprobs)).item()
             scores.append({"logprobs": logprobs, "logprob": sum(logprobs), "perplexity": perplexity})
     return scores
 
@@ -342,7 +355,8 @@ def generate(
     list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, never on the
     batch: exactly so in np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
     """
-    check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples)
+    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    check_sampling(repetition_penalty=repetition_penalty, n_samples=n_samples)
     input_ids = np.asarray(input_ids)
     B, T = input_ids.shape
     if attention_mask is None:
@@ -350,9 +364,10 @@ def generate(
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(np.asarray(attention_mask)[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    if seed is None or isinstance(seed, numbers.Integral):
-        entropy = np.random.SeedSequence(seed).entropy
-        seed = [(entropy, b, s) for b in range(B) for s in range(n_samples)]
+    if not isinstance(seed, (list, tuple)):
+        seed = np.random.SeedSequence().entropy if seed is None else seed
+        check_sampling(seed=seed)
+        seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
     if len(seed) != B * n_samples:
         raise ValueError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
     generators = [np.random.default_rng(row_seed) for row_seed in seed]
@@ -420,21 +435,23 @@ def main(
         batch_size: how many prompts to run at once.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling |= {"repetition_penalty": repetition_penalty, "n_samples": n_samples, "logprobs": logprobs}
-    check_sampling(temperature, top_k, top_p, min_p, repetition_penalty, n_samples)
+    sampling |= {"repetition_penalty": repetition_penalty, "n_samples": n_samples}
+    check_sampling(**sampling, batch_size=batch_size, seed=0 if seed is None else seed)
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    utils.check_output(stop, stream, out)
     records = utils.read_prompts(prompts, prompts_file)
     encoder, hparams, params = utils.load_model(model, models_dir)
     prompt_ids = utils.encode_prompts(encoder, [record["prompt"] for record in records])
     check_lengths([len(ids) for ids in prompt_ids], n_tokens_to_generate, hparams["n_ctx"])
-    stop_ids = () if ignore_eos else (encoder.eot_token,)
 
     def complete(batch, seeds, on_token):
         input_ids, attention_mask = left_pad(batch)
-        settings = {**sampling, "seed": seeds, "stop_ids": stop_ids, "on_token": on_token}
+        settings = {**sampling, "seed": seeds, "on_token": on_token, "logprobs": logprobs}
+        settings["stop_ids"] = () if ignore_eos else (encoder.eot,)
         return generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
 
-    settings = {**sampling, "n_tokens_to_generate": n_tokens_to_generate, "model": model, "seed": seed, "stop": stop}
-    settings |= {"ignore_eos": ignore_eos, "batch_size": batch_size}
+    settings = {**sampling, "seed": seed, "batch_size": batch_size, "n_tokens_to_generate": n_tokens_to_generate}
+    settings |= {"stop": stop, "ignore_eos": ignore_eos, "logprobs": logprobs, "model": model, "models_dir": models_dir}
     utils.complete_prompts(complete, encoder, records, prompt_ids, settings, stream, json or logprobs, out)
 
 

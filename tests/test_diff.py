@@ -44,9 +44,9 @@ STEPS = {
         changed={"docstring", "imports", "generate", "main"},
         new={
             "penalize_repetition", "apply_temperature", "keep_top_k", "find_share", "ahead_of", "draw", "sample",
-            "check_sampling", "log_softmax", "score",
+            "check_logits", "check_sampling", "log_softmax", "score",
         },
-        most_added=245,
+        most_added=256,
         most_removed=20,
     ),
 }  # fmt: skip
