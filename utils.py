@@ -86,7 +86,10 @@ def read_safetensors_header(path):
     if file_size < 8:
         raise ValueError(f"{path}: {file_size} bytes, shorter than the 8 with which a safetensors file begins")
     with open(path, "rb") as file:
-        header_size = int.from_bytes(file.read(8), "little")
+        begin = file.read(8)
+        if begin == b"version ":
+            raise ValueError(f"{path}: a Git LFS pointer in place of the weights: get them with `git lfs pull`")
+        header_size = int.from_bytes(begin, "little")
         if header_size > min(MAX_HEADER, file_size - 8):
             raise ValueError(
                 f"{path}: not a whole safetensors file: it announces a header of {header_size} bytes, "
@@ -364,7 +367,7 @@ def parse_json(text, where):
 
 
 def is_list_of_sizes(value):
-    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    return isinstance(value, list) and len(value) <= 32 and all(type(n) is int and n >= 0 for n in value)
 
 
 def listed(names, limit=10):
@@ -832,7 +835,7 @@ def has_files(folder, *names):
 
 
 def has_weights(folder):
-    weights = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+    weights = ("model.safetensors", "model.safetensors.index.json")
     return has_files(folder, "config.json") and any(has_files(folder, name) for name in weights)
 
 
@@ -846,16 +849,18 @@ def find_model(model, models_dir="models"):
     """
     model = str(model)
     places = [Path(models_dir), Path(__file__).parent / models_dir]
-    for path in (Path(model), *(place / model for place in places)):
+    paths = [Path(model), *(place / model for place in places)]
+    for path in paths:
         # A folder in which a download broke off has no weights yet: the download goes on.
-        if path.is_file() or has_weights(path):
+        if path.is_file() or has_weights(path) or has_files(path, "config.json", "pytorch_model.bin"):
             return path
     repo = HUB.get(model, model)
     is_hub_id = re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repo, re.ASCII)
-    is_unfinished = is_hub_id and any((place / model).is_dir() for place in places)  # a download that broke off
-    if Path(model).exists() and model not in HUB and not is_unfinished:
-        open_checkpoint(model)  # raises what is wrong with its weights, if that is it
-        raise ValueError(f"{model}: no config.json in this folder")
+    is_download = is_hub_id and (model in HUB or any(path.is_dir() for path in paths[1:]))
+    for path in paths:
+        if path.is_dir() and not is_download:
+            open_checkpoint(path)  # raises what is wrong with its weights, if that is it
+            raise ValueError(f"{path}: no config.json in this folder")
     if not is_hub_id:
         raise ValueError(
             f"no model {model!r}: no such file or folder, none in {models_dir}, "
@@ -976,7 +981,8 @@ def fetch_part(requests, url, part, size, sha256):
     if have:
         headers["Range"] = f"bytes={have}-"
     if os.environ.get("HF_TOKEN"):
-        headers["Authorization"] = f"Bearer {os.environ['HF_TOKEN']}"  # requests drops it where another host takes over
+        token = os.environ["HF_TOKEN"].strip()
+        headers["Authorization"] = f"Bearer {token}"  # requests drops it where another host takes over
     with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
         for answer in (*response.history, response):  # the hub tells what it knows of a large file while it redirects
             tag = answer.headers.get("X-Linked-Etag", "").strip('"')
@@ -989,7 +995,7 @@ def fetch_part(requests, url, part, size, sha256):
         if status == 416 and as_size(in_all) == have:
             return size or have, sha256  # `part` was whole already
         if status == 416 or (status == 206 and as_size(first.partition("-")[0]) != have):
-            part.unlink()
+            part.unlink(missing_ok=True)
             raise Interrupted("the server does not go on where the last attempt ended")
         if status == 401:
             known = "Authorization" in headers

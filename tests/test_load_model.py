@@ -519,6 +519,21 @@ def test_folders_that_are_no_models_say_what_is_missing(tmp_path):
     refused(tmp_path / "x.txt", "x.txt", "not a model")
 
 
+def test_a_folder_in_models_dir_that_is_no_model(tmp_path):
+    for name in ("mine", "org/mine"):
+        (tmp_path / name).mkdir(parents=True)
+    with pytest.raises(ValueError, match="mine: no model.safetensors in this folder"):
+        utils.load_model("mine", tmp_path)
+
+
+def test_a_cached_pickle_does_not_count(tmp_path, elsewhere, monkeypatch):
+    folder = write_folder(tmp_path / "no such cache/hub/models--org--name/snapshots/abc")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ValueError, match="cannot get org/name"):
+        utils.find_model("org/name")
+
+
 def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, edge):
     folder = write_folder(tmp_path / "m", tokenizer=False)
     encoder, hparams, params = utils.load_model(folder)

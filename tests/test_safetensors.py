@@ -63,6 +63,7 @@ SPOILT = {
     "unknown dtype": (a_and_b(dtype="F12"), ["'a'", "F12"]),
     "dtype no text": (a_and_b(dtype=["F32"]), ["'a'", "dtype"]),
     "shape no list": (a_and_b(shape=6), ["'a'", "shape"]),
+    "shape of too many axes": (a_and_b(shape=[10**300] * 100_000), ["'a'", "shape"]),
     "shape negative": (a_and_b(shape=[-2, -3]), ["'a'", "shape"]),
     "shape of fractions": (a_and_b(shape=[2.0, 3.0]), ["'a'", "shape"]),
     "shape of booleans": (a_and_b(shape=[True, 6]), ["'a'", "shape"]),
@@ -77,6 +78,7 @@ SPOILT = {
     "gap between tensors": (a_and_b(lambda h: h["b"].update(data_offsets=[28, 44]), data=b"1234"), ["'b'", "gap"]),
     "gap at the front": (a_and_b(shift_by_4, data=b"1234"), ["'a'", "gap"]),
     "bytes at the end": (a_and_b(data=b"1234"), ["4 bytes"]),
+    "Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n", ["git lfs pull"]),
     "cut in the data": (a_and_b()[:-1], ["'b'", "cut"]),
     "cut in the header": (a_and_b()[:60], ["header"]),
 }  # fmt: skip
