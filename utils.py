@@ -57,8 +57,7 @@ class StoredTensor(NamedTuple):
 def to_float32(array):
     """A float32 array that BLAS can use as it lies: the array itself if it is one, else a copy.
 
-    Axes stored in the other order would be rounded differently in a product, and unaligned data (older safetensors
-    files, OpenAI's GPT-2 among them) would be copied again in every product.
+    Axes stored in the other order would be rounded differently in a product.
     """
     return np.require(array, dtype=np.float32, requirements=["C", "A"])
 
@@ -141,7 +140,10 @@ def read_safetensors(path):
 
     def stored(name, dtype, shape, begin, end):
         def float32():
-            raw = data[begin:end].view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
+            raw = data[begin:end]
+            if data_start % 4:  # an older file, OpenAI's GPT-2 among them: not aligned, so BLAS would copy it every time
+                raw = np.fromfile(path, dtype=np.uint8, count=end - begin, offset=data_start + begin)
+            raw = raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
                 return (raw.astype(np.uint32) << 16).view(np.float32)
             if dtype not in FLOATS.values():
