@@ -31,7 +31,7 @@ def test_p4_padded_prefill_and_three_tokens(version):
 
 
 def filled_cache(version, model, prompts, pieces):
-    """-> the keys and values [n_layer, 2, B, n_head, T, d_head] after gpt2 took the padded prompts in these pieces."""
+    """-> the keys and values of each prompt after gpt2 took the padded prompts in these pieces."""
     input_ids, mask = version.module.left_pad(prompts)
     cache, start = version.new_cache(model, *input_ids.shape), 0
     for width in pieces:
@@ -39,7 +39,7 @@ def filled_cache(version, model, prompts, pieces):
         version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=mask, kv_cache=cache)
         start += width
     assert cache["length"] == start
-    return cache["blocks"]
+    return version.keys_and_values(cache, prompts)
 
 
 @every_version
@@ -48,9 +48,8 @@ def test_p6_padding_does_not_change_the_keys_and_values_of_real_tokens(version):
     model = random_model()
     prompts = random_prompts([17, 4, 9])
     padded = filled_cache(version, model, prompts, [17])
-    for b, ids in enumerate(prompts):
-        alone = filled_cache(version, model, [ids], [len(ids)])
-        assert_same_bits(padded[:, :, b, :, 17 - len(ids) :], alone[:, :, 0])
+    for found, ids in zip(padded, prompts):
+        assert_same_bits([found], filled_cache(version, model, [ids], [len(ids)]))
 
 
 @every_version
@@ -93,24 +92,19 @@ def test_memory_that_was_never_written_does_not_matter_to_generate(version, monk
     model = random_model()
     prompts = random_prompts([9, 3, 17])
     expected = V0.generate(model, prompts, 6)
-    empty = version.module.init_kv_cache
-
-    def full_of_nan(*args, **kwargs):
-        cache = empty(*args, **kwargs)
-        cache["blocks"].fill(np.nan)
-        return cache
-
-    monkeypatch.setattr(version.module, "init_kv_cache", full_of_nan)
+    caches = [version.new_cache(model, B=3, T_max=17 + 6)]
+    monkeypatch.setattr(version.module, "init_kv_cache", lambda *args, **kwargs: caches.pop())
     assert version.generate(model, prompts, 6) == expected
+    assert caches == []
 
 
 @every_version
 @pytest.mark.parametrize("dtype", [np.float32, np.longdouble], ids=["float32", "longdouble"])
 def test_the_memory_of_a_cache(version, dtype):
-    """The formula of the docstring: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes."""
+    """The formula of the docstring: 2 * n_layer * B * n_head * slots * d_head * itemsize bytes."""
     model = random_model(dtype, n_embd=12, n_head=3, n_layer=2)
     cache = version.module.init_kv_cache(model.params["wte"], model.params["blocks"], 3, B=5, T_max=7)
-    assert cache["blocks"].nbytes == 2 * 2 * 5 * 3 * 7 * 4 * np.dtype(dtype).itemsize
+    assert cache["blocks"].nbytes == 2 * 2 * 5 * 3 * version.n_slots(7) * 4 * np.dtype(dtype).itemsize
     assert cache["length"] == 0
 
 
@@ -119,7 +113,7 @@ def test_no_step_copies_the_cache(version):
     """A step takes a small part of the memory that a long cache takes, and writes into the array that was there."""
     model = random_model(np.float32)
     cache = version.new_cache(model, B=2, T_max=20_000)
-    blocks = cache["blocks"]
+    blocks, untouched = cache["blocks"], cache["blocks"][0, 0, 0, 0, 4:-1].copy()
     steps = {
         "prefill": lambda: version.module.prefill(np.array([[1, 2, 3]] * 2), model.params, model.n_head, cache),
         "decode": lambda: version.module.decode_one_token(np.array([4, 5]), model.params, model.n_head, cache),
@@ -132,7 +126,7 @@ def test_no_step_copies_the_cache(version):
         assert peak < blocks.nbytes / 50
         assert cache["blocks"] is blocks
     assert cache["length"] == 4
-    assert np.all(np.isfinite(blocks[..., :4, :])) and np.all(np.isnan(blocks[..., 4:, :]))
+    np.testing.assert_array_equal(blocks[0, 0, 0, 0, 4:-1], untouched)
 
 
 @every_version
@@ -148,7 +142,7 @@ def test_generate_takes_the_memory_of_its_cache_once(version, monkeypatch):
     monkeypatch.setattr(version.module, "init_kv_cache", recorded)
     version.generate(model, [[1, 2, 3], [4]], 6)
     assert len(caches) == 1
-    assert caches[0]["blocks"].shape[-2] == 3 + 6
+    assert caches[0]["blocks"].shape[-2] == version.n_slots(3 + 6)
 
 
 @every_version
@@ -157,10 +151,10 @@ def test_generate_computes_logits_for_the_last_position_only(version, monkeypatc
     model = random_model(n_ctx=64)
     linear, positions = version.module.linear, []
 
-    def recorded(x, w, b=0):
+    def recorded(x, w, *args, **kwargs):
         if w.shape[1] == model.n_vocab:
             positions.append(x.shape[1])
-        return linear(x, w, b)
+        return linear(x, w, *args, **kwargs)
 
     monkeypatch.setattr(version.module, "linear", recorded)
     version.generate(model, random_prompts([40, 3]), 5)
@@ -185,14 +179,14 @@ def test_generate_computes_no_key_or_value_twice(version, monkeypatch):
 @every_version
 def test_a_full_cache_refuses_more(version):
     """And says so, before anything is written."""
-    model = random_model(n_ctx=16)
-    cache = version.new_cache(model, 1, 4)
-    version.module.gpt2([[1, 2, 3]], **model.params, n_head=model.n_head, kv_cache=cache)
+    model = random_model(n_ctx=80)
+    cache = version.new_cache(model, 1, 64)
+    version.module.gpt2(random_prompts([63]), **model.params, n_head=model.n_head, kv_cache=cache)
     before = cache["blocks"].copy()
-    with pytest.raises(ValueError, match="holds 3 of 4"):
+    with pytest.raises(ValueError, match="holds 63 of 64"):
         version.module.gpt2([[4, 5]], **model.params, n_head=model.n_head, kv_cache=cache)
     np.testing.assert_array_equal(cache["blocks"], before)
-    assert cache["length"] == 3
+    assert cache["length"] == 63
 
 
 @every_version

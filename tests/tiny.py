@@ -26,6 +26,9 @@ class Version:
         self.batches = self.number > 0
         self.pads = hasattr(self.module, "left_pad")
         self.caches = hasattr(self.module, "init_kv_cache")
+        # From v5 on, all calls of BLAS have one shape, so they are others than before; a key's slot in the cache is its
+        # position and not its column; and the cache begins with zeros, which are multiplied by weights of zero.
+        self.has_one_shape = self.number >= 5
 
     def logits(self, model, prompts):
         """gpt2 on all prompts, in one batch if the version has batches -> a list of [length of the prompt, n_vocab]."""
@@ -47,10 +50,26 @@ class Version:
         return self.module.generate(input_ids, model.params, model.n_head, n, attention_mask=mask)
 
     def new_cache(self, model, B, T_max):
-        """An empty KV cache for versions that have one, full of NaN: memory that was never written must not matter."""
+        """An empty KV cache for versions that have one, full of NaN: memory that was never written must not matter.
+
+        Where it promises zeros, it is full of another number.
+        """
         cache = self.module.init_kv_cache(model.params["wte"], model.params["blocks"], model.n_head, B, T_max)
-        cache["blocks"].fill(np.nan)
+        cache["blocks"].fill(1000 if self.has_one_shape else np.nan)
         return cache
+
+    def n_slots(self, T_max):
+        """The slots of a cache for T_max tokens: with one shape, whole blocks of them, and one for pads."""
+        return -T_max // self.module.KEYS * -self.module.KEYS + 1 if self.has_one_shape else T_max
+
+    def keys_and_values(self, cache, prompts):
+        """What a cache holds for padded prompts -> for each [n_layer, 2, n_head, length of the prompt, d_head]."""
+        T = cache["length"]
+        found = []
+        for b, ids in enumerate(prompts):
+            first = 0 if self.has_one_shape else T - len(ids)
+            found.append(cache["blocks"][:, :, b, :, first : first + len(ids)])
+        return found
 
     def cached_logits(self, model, prompts, pieces, spare=0):
         """As `logits`, with the columns of the padded batch given to gpt2 in pieces of these widths, through one cache.
