@@ -141,7 +141,7 @@ def read_safetensors(path):
     def stored(name, dtype, shape, begin, end):
         def float32():
             raw = data[begin:end]
-            if data_start % 4:  # an older file, OpenAI's GPT-2 among them: not aligned, so BLAS would copy it every time
+            if data_start % 4:  # older files, OpenAI's GPT-2 among them, are not aligned: BLAS would copy each time
                 raw = np.fromfile(path, dtype=np.uint8, count=end - begin, offset=data_start + begin)
             raw = raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
@@ -155,15 +155,22 @@ def read_safetensors(path):
     return {name: stored(name, e["dtype"], e["shape"], *e["data_offsets"]) for name, e in header.items()}
 
 
+def read_weight_map(index_path):
+    """`model.safetensors.index.json` -> {tensor: file beside the index}. Raises ValueError, also for other places."""
+    weight_map = parse_json(read_text(index_path), index_path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"{index_path}: weight_map, from tensors to files, is missing")
+    for file in weight_map.values():
+        if not isinstance(file, str) or not re.fullmatch(r"[\w-][\w.-]*", file):  # a path could lead anywhere
+            raise ValueError(f"{index_path}: {file!r} is not the plain name of a file in its folder")
+    return weight_map
+
+
 def read_sharded_safetensors(index_path):
     """Read the tensors that `model.safetensors.index.json` finds in several files beside it -> {name: StoredTensor}."""
-    weight_map = parse_json(read_text(index_path), index_path).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-        raise ValueError(f"{index_path}: weight_map, from tensors to files, is missing")
+    weight_map = read_weight_map(index_path)
     tensors = {}
     for file in sorted(set(weight_map.values())):
-        if not re.fullmatch(r"[\w-][\w.-]*", file):  # a file of this folder, not a path out of it
-            raise ValueError(f"{index_path}: {file!r} is not the plain name of a file in its folder")
         shard_path = index_path.parent / file
         if not shard_path.is_file():
             raise ValueError(f"{index_path}: {file} is missing")
@@ -771,9 +778,10 @@ def read_tokenizer_json(files, where):
             names = listed(name for name, is_there in of_another_kind.items() if is_there)
             raise ValueError(f"only GPT-2's kind, byte-level BPE, is supported, not {names}")
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-        if not all(len(merge) == 2 for merge in merges):
+        if not all(len(merge) == 2 and isinstance("".join(merge), str) for merge in merges):
             raise ValueError("merges are pairs of tokens")
-        added = {flags["content"]: flags for flags in tokenizer.get("added_tokens") or [] if flags["content"]}
+        added = {flags["content"]: {**flags, "id": flags["id"]} for flags in tokenizer.get("added_tokens") or []}
+        added.pop("", None)
         return dict(model["vocab"]), merges, added, splitter.get("add_prefix_space", False)
 
 
@@ -929,10 +937,7 @@ def download_model(repo, folder):
             raise ValueError(
                 f"{repo} has no model.safetensors; a pytorch_model.bin is not read: a pickle can run any code"
             ) from None
-        weight_map = parse_json(read_text(unfinished), unfinished).get("weight_map", {})
-        for name in sorted(set(weight_map.values())):
-            if not re.fullmatch(r"[\w-][\w.-]*", name):
-                raise ValueError(f"{repo}: the index names {name!r}, which is not the plain name of a file")
+        for name in sorted(set(read_weight_map(unfinished).values())):
             get(name)
         os.replace(unfinished, index)
 

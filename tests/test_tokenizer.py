@@ -347,6 +347,9 @@ UNSUPPORTED = {
     "adds tokens": {"post_processor": {"type": "TemplateProcessing", "special_tokens": {"<s>": {}}}},
     "byte_fallback": {"model": {"type": "BPE", "vocab": {}, "merges": [], "byte_fallback": True}},
     "tokenizer.json": {"model": None},
+    "merges": {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b", "c"]]}},
+    "sequence item": {"model": {"type": "BPE", "vocab": {}, "merges": [[1, 2]]}},
+    "id": {"added_tokens": [{"content": "<s>"}]},
 }
 
 
