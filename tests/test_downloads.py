@@ -22,7 +22,6 @@ from model_files import (
     make_vocab,
     merges_txt,
     safetensors_bytes,
-    write_folder,
 )
 from tiny import ROOT, VERSIONS
 

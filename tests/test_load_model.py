@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from model_files import (
     CONFIG,
-    MERGES,
     assert_one_line,
     clean_environment,
     command,
@@ -17,9 +16,6 @@ from model_files import (
     greedy,
     logits_of,
     make_tensors,
-    make_vocab,
-    safetensors_bytes,
-    tokenizer_json,
     write_folder,
     write_gguf,
 )

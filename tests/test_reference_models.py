@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from model_files import clean_environment, edge, logits_of
+from model_files import clean_environment, edge
 from test_tokenizer import encoder_of, gpt2_files, random_strings, tales_files
 from tiny import ROOT, VERSIONS
 
