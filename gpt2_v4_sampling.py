@@ -305,7 +305,7 @@ def log_softmax(logits):
     check_logits(best)
     x = logits - best
     with np.errstate(under="ignore"):
-        return x - np.log(np.exp(x) @ np.ones(x.shape[-1], x.dtype))[..., None]
+        return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
 
 def score(prompts, params, n_head, batch_size=16, chunk=32):

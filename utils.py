@@ -11,6 +11,7 @@ hparams and params.
 """
 import codecs
 import contextlib
+import ctypes
 import errno
 import hashlib
 import inspect
@@ -616,6 +617,37 @@ def load_params(checkpoint, n_tokens=None):
     return {key: config[key] for key in ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")}, params
 
 
+GPT2_124M = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
+
+
+def random_params(hparams, seed=0):
+    """hparams -> params with random float32 weights as a new GPT-2 has them: normal, deviation 0.02, gains near 1."""
+    rng = np.random.default_rng(seed)
+    n_vocab, n_ctx, n_embd, _, n_layer = hparams.values()
+
+    def normal(*shape):
+        array = rng.standard_normal(shape, dtype=np.float32)
+        array *= 0.02
+        return array
+
+    def linear(n_in, n_out):
+        return {"w": normal(n_in, n_out), "b": normal(n_out)}
+
+    def layer_norm():
+        return {"g": 1 + normal(n_embd), "b": normal(n_embd)}
+
+    blocks = [
+        {
+            "ln_1": layer_norm(),
+            "attn": {"c_attn": linear(n_embd, 3 * n_embd), "c_proj": linear(n_embd, n_embd)},
+            "ln_2": layer_norm(),
+            "mlp": {"c_fc": linear(n_embd, 4 * n_embd), "c_proj": linear(4 * n_embd, n_embd)},
+        }
+        for _ in range(n_layer)
+    ]
+    return {"wte": normal(n_vocab, n_embd), "wpe": normal(n_ctx, n_embd), "blocks": blocks, "ln_f": layer_norm()}
+
+
 # ---------------------------------------------------------------- tokenizer
 
 # How GPT-2 splits text into words before any merge; this spelling (tiktoken's) means the same as the original, faster.
@@ -1149,9 +1181,10 @@ def show_everything(stream):
         stream.reconfigure(errors="backslashreplace")
 
 
-def run(main):
+def run(main, **commands):
     """Run a function, or one of a dict of functions, as a command: the edge at which mistakes become one line.
 
+    commands: functions that are run instead where the first argument is their name, as in `verify --model tales`.
     Prompts and text flags arrive as typed; the default of a flag says whether its value is text, a whole number, a
     number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with
     a dash. ValueError and OSError end as one line on stderr and exit status 2, Ctrl-C quietly with 130; any other error
@@ -1160,7 +1193,11 @@ def run(main):
     show_everything(sys.stdout)
     show_everything(sys.stderr)
     try:
-        call_with_fire(main, sys.argv[1:], Path(sys.argv[0]).name)
+        argv, name = sys.argv[1:], Path(sys.argv[0]).name
+        if argv and argv[0] in commands:
+            call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
+        else:
+            call_with_fire(main, argv, name)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough, as in `... | head`; without this Python would try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -1505,6 +1542,20 @@ def job_file(out, settings, records):
                 os.fsync(results.fileno())
 
             yield Job(settings["seed"], done, write)
+
+
+def blas_in_use():
+    """The BLAS that NumPy calls and, if it is OpenBLAS, the kernel that it chose for this processor -> text."""
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    kernel = ""
+    for path in Path(np.__file__).parent.parent.glob("numpy.libs/*openblas*"):  # where the wheels have it
+        library = ctypes.CDLL(str(path))
+        for name in ("scipy_openblas_get_corename64_", "openblas_get_corename64_", "openblas_get_corename"):
+            if hasattr(library, name):
+                get_corename = getattr(library, name)
+                get_corename.restype = ctypes.c_char_p
+                kernel = f", kernel {get_corename().decode()}"
+    return f"{blas.get('name', 'unknown')} {blas.get('version', '')}{kernel}"
 
 
 # ---------------------------------------------------------------- commands
