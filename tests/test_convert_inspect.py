@@ -72,8 +72,10 @@ def test_inspect_shows_dtype_file_size_and_memory(tmp_path, out):
         assert f"2 * 2 * {batch} * 3 * 16 * 4 * 4 = {n_bytes / 1000:.1f} kB" in text
 
 
+@pytest.mark.extra
 def test_inspect_of_every_format_and_of_shards(tmp_path, out):
-    gguf = pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
+    import gguf
+
     folder = write_folder(tmp_path / "m")
     expected = numbers(out(utils.inspect_model, folder))
     out(utils.convert, folder, tmp_path / "m.npz")
@@ -191,8 +193,8 @@ def test_convert_dtype(tmp_path, out):
     assert {t.dtype for t in utils.read_npz(tmp_path / "single.npz")[0].values()} == {"F32"}
 
 
+@pytest.mark.extra
 def test_convert_from_gguf_brings_the_tokenizer(tmp_path, out):
-    pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
     out(utils.convert, write_gguf(tmp_path / "m.gguf"), tmp_path / "m")
     encoder, hparams, _ = utils.load_model(tmp_path / "m")
     assert hparams["n_head"] == 3 and encoder.encode(" the<|endoftext|>") == [258, 262]

@@ -264,10 +264,10 @@ def test_safetensors_npz_and_folder_hold_the_same_model_to_the_bit(tmp_path, dty
     same_model(folder, convert(tmp_path / "back", tmp_path / "m.npz"))
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 def test_safetensors_npz_and_gguf_give_the_same_logits_to_the_bit(tmp_path, version, dtype):
-    pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
     tensors = make_tensors(dtype=dtype)
     folder = write_folder(tmp_path / "m", tensors=tensors)
     expected = logits_of(version, utils.load_model(folder)[2], 3, IDS)
@@ -316,8 +316,10 @@ def test_npz_faults_are_named(tmp_path):
     refused(path, path, "wte.weight")
 
 
+@pytest.mark.extra
 def test_gguf_quantised(tmp_path):
-    gguf = pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
+    import gguf
+
     config = {**CONFIG, "n_embd": 64, "n_head": 4}
     tensors = make_tensors(config)
     kinds = gguf.GGMLQuantizationType
@@ -339,8 +341,10 @@ def test_gguf_quantised(tmp_path):
         assert np.abs(found - tensors[name]).max() < 0.01
 
 
+@pytest.mark.extra
 def test_gguf_with_the_embedding_twice_uses_the_better_one(tmp_path):
-    gguf = pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
+    import gguf
+
     config = {**CONFIG, "n_embd": 64, "n_head": 4}
     tensors = make_tensors(config)
     both = {**tensors, "lm_head.weight": tensors["wte.weight"]}
@@ -353,8 +357,8 @@ def test_gguf_with_the_embedding_twice_uses_the_better_one(tmp_path):
     )
 
 
+@pytest.mark.extra
 def test_gguf_vocabulary_and_its_unused_rows(tmp_path):
-    pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
     config = {**CONFIG, "vocab_size": 270, "layer_norm_epsilon": 1e-6}
     encoder, hparams, params = utils.load_model(write_gguf(tmp_path / "m.gguf", config))
     assert hparams["n_vocab"] == 263 and params["ln_f"]["eps"] == 1e-6
@@ -363,8 +367,8 @@ def test_gguf_vocabulary_and_its_unused_rows(tmp_path):
     assert hparams["n_vocab"] == 270
 
 
+@pytest.mark.extra
 def test_gguf_faults_are_named(tmp_path, monkeypatch):
-    pytest.importorskip("gguf", reason="GGUF needs the extra gguf: pip install gguf")
     path = write_gguf(tmp_path / "m.gguf")
     whole = path.read_bytes()
     for data in (b"", b"nonsense", b"GGUF", whole[:40], whole[: len(whole) // 3], whole[: len(whole) // 2]):
