@@ -1,4 +1,4 @@
-"""The BLAS part of test_equivalence.py once more, under the kernels that OpenBLAS has for other processors.
+"""The tests marked `blas` once more, under the kernels that OpenBLAS has for other processors.
 
 `pytest -m kernels`, with the extra test. OpenBLAS chooses its kernels when it is loaded, so each gets a process of its
 own. They round differently: what is equal by luck under one is not under the next.
@@ -22,9 +22,10 @@ print(*{library["architecture"] for library in threadpoolctl.threadpool_info() i
 
 
 @pytest.mark.kernels
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("kernel", ["SkylakeX", "Haswell", "Nehalem"])
-def test_blas_part_under(kernel):
-    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel}
+def test_blas_part_under(kernel, threads):
+    environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": str(threads)}
 
     def python(*arguments):
         command = [sys.executable, *arguments]
@@ -35,6 +36,6 @@ def test_blas_part_under(kernel):
     in_use = probe.stdout.strip() or "nothing (it crashed, or NumPy here is without OpenBLAS)"
     if in_use != kernel:
         pytest.skip(f"the kernels for {kernel} do not run on this processor: OpenBLAS used {in_use}")
-    result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", "tests/test_equivalence.py")
+    result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", "tests/test_equivalence.py", "tests/test_exact.py")
     assert result.returncode == 0, result.stdout + result.stderr
-    print(kernel, result.stdout.splitlines()[-1])
+    print(kernel, threads, result.stdout.splitlines()[-1])
