@@ -36,6 +36,7 @@ def test_blas_part_under(kernel, threads):
     in_use = probe.stdout.strip() or "nothing (it crashed, or NumPy here is without OpenBLAS)"
     if in_use != kernel:
         pytest.skip(f"the kernels for {kernel} do not run on this processor: OpenBLAS used {in_use}")
-    result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", "tests/test_equivalence.py", "tests/test_exact.py")
+    files = ["tests/test_equivalence.py", "tests/test_exact.py"]
+    result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", *files)
     assert result.returncode == 0, result.stdout + result.stderr
     print(kernel, threads, result.stdout.splitlines()[-1])

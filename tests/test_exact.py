@@ -17,7 +17,7 @@ V5 = next(version for version in VERSIONS if version.number == 5)
 
 # On both sides of blocks of 8 rows and of 64 keys. The longest in one piece, so that large blocks of rows are used too.
 LENGTHS = [1, 7, 8, 9, 17, 63, 64, 65, 127, 128, 129, 190]
-PIECES = {"whole": [190], "halves": [100, 90], "ragged": [1, 7, 8, 9, 63, 64, 37, 1], "steps at the end": [187, 1, 1, 1]}
+PIECES = {"whole": [190], "halves": [100, 90], "ragged": [1, 7, 8, 9, 63, 64, 37, 1], "steps": [187, 1, 1, 1]}
 SIZES = {
     "tiny": {"n_vocab": 17, "n_embd": 12, "n_head": 3, "n_layer": 2},
     "odd": {"n_vocab": 23, "n_embd": 35, "n_head": 5, "n_layer": 1},
