@@ -5,7 +5,8 @@
 
 The text file holds plain text; a line `<|endoftext|>` separates one story from the next. The run is repeatable on one
 machine (fixed seed; the batch of a step depends on nothing but the seed and the step) and resumable: started again with
-the same settings it goes on from its checkpoint, and a finished run only writes the folder again.
+the same settings it goes on from its checkpoint, and a finished run only writes the folder again. Only --n_steps may be
+another one then: the learning rate goes on as if it had been planned for that many. The model card says so.
 """
 import json
 import math
@@ -174,6 +175,7 @@ A small GPT-2 that writes in the manner of old children's stories, made to be sh
 | licence of the weights | MIT, as the code |
 | training | {n_steps:,} steps of {batch_tokens:,} tokens = {seen:,} tokens, {minutes:.0f} minutes on 2 busy cores |
 | optimiser | Muon for the blocks' matrices, AdamW for the rest; peak rate {peak}, bfloat16 autocast, seed {seed} |
+| learning rate | warm-up of {warmup} steps, then a cosine down to 5 %, planned for {planned} |
 | held-out loss | **{bits:.3f} bits per byte** ({nats:.3f} nats per token), with these F16 weights |
 
 The held-out loss is that on `held_out.txt`, {n_test} whole stories ({test_bytes:,} bytes) that were not trained on:
@@ -229,7 +231,7 @@ def export(model, tokenizer, out, card):
 
 def train(
     data, out="models/tales", checkpoint="build/tales.pt", n_vocab=2048, n_ctx=512, n_embd=192, n_head=6, n_layer=6,
-    n_steps=5000, batch_tokens=4096, short_window=256, short_share=0.8, peak=4e-3, warmup=200, weight_decay=0.1,
+    n_steps=3600, batch_tokens=4096, short_window=256, short_share=0.8, peak=4e-3, warmup=200, weight_decay=0.1,
     clip=1.0, held_out=0.01, seed=0, checkpoint_every=250, data_name="", data_licence="not stated",
 ):
     """Train on `data` and write the model folder `out`, with the held-out stories and a model card in it.
@@ -241,6 +243,7 @@ def train(
     for key in ("out", "checkpoint", "checkpoint_every", "data_name", "data_licence"):
         settings.pop(key)  # these may change between one run and the next that goes on with it
     settings["data"] = Path(data).name
+    del settings["n_steps"]
     if short_window > n_ctx or batch_tokens % n_ctx or batch_tokens % short_window or n_embd % n_head:
         sys.exit("batch_tokens: a multiple of n_ctx and of short_window, n_embd: of n_head; short_window: up to n_ctx")
     stories = read_stories(data)
@@ -257,7 +260,7 @@ def train(
     torch.manual_seed(seed)
     model = GPT2(n_vocab, n_ctx, n_embd, n_head, n_layer)
     optimizers = make_optimizers(model, weight_decay)
-    step, seconds, checkpoint = 0, 0.0, Path(checkpoint)
+    step, seconds, plan, checkpoint = 0, 0.0, [], Path(checkpoint)
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         if saved["settings"] != settings:
@@ -265,14 +268,17 @@ def train(
         model.load_state_dict(saved["model"])
         for optimizer, state in zip(optimizers, saved["optimizers"]):
             optimizer.load_state_dict(state)
-        step, seconds = saved["step"], saved["seconds"]
+        step, seconds, plan = saved["step"], saved["seconds"], saved["plan"]
         print(f"resumed at step {step} from {checkpoint}", file=sys.stderr)
+
+    if [n for _, n in plan][-1:] != [n_steps]:
+        plan.append((step, n_steps))
 
     def save():
         checkpoint.parent.mkdir(parents=True, exist_ok=True)
         part = checkpoint.with_suffix(".part")
         state = {"model": model.state_dict(), "optimizers": [optimizer.state_dict() for optimizer in optimizers]}
-        torch.save({**state, "settings": settings, "step": step, "seconds": seconds}, part)
+        torch.save({**state, "settings": settings, "step": step, "seconds": seconds, "plan": plan}, part)
         os.replace(part, checkpoint)
 
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(stream):,} tokens to train on, "
@@ -313,11 +319,12 @@ def train(
         "sampled": continue_text(model, tokenizer, "The fox said", 120, n_ctx, 0.8, seed),
     }
     card = CARD.format(
-        **{**settings, **{name: text.replace("\n\n", "\n>\n> ") for name, text in samples.items()}},
+        **{**settings, **{name: text.replace("\n\n", "\n>\n> ") for name, text in samples.items()}}, n_steps=n_steps,
         data_name=data_name or Path(data).name, data_licence=data_licence, n_merges=n_vocab - 257, eot=eot,
         n_params=sum(p.numel() for p in model.parameters()), n_train=len(train_stories), n_test=len(test_stories),
         train_bytes=sum(len(story.encode()) for story in train_stories), train_tokens=len(stream),
         seen=n_steps * batch_tokens, minutes=seconds / 60, bits=bits, nats=nats, test_bytes=test_bytes,
+        planned=", ".join(f"{n:,} steps" + (f" from step {start:,} on" if start else "") for start, n in plan),
         command=shlex.join(["python", "tools/train_tales.py", *sys.argv[1:]]),
     )
     export(model, tokenizer, out, card)
