@@ -183,6 +183,7 @@ def penalize_repetition(logits, seen, penalty):
         return logits
     logits = np.copy(logits)
     for row, ids in zip(logits, seen):
+        ids = np.array(ids, dtype=int)  # indexing would make one out of the list each time
         row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
     return logits
 
