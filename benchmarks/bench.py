@@ -47,7 +47,7 @@ GPT2_124M = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_la
 PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 8, 900  # tokens of context at which decoding starts
-BLOCK = re.compile(r"(<!-- build: benchmark -->\n).*?(<!-- end -->)", re.DOTALL)  # of docs/performance.md
+BLOCK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- end of benchmark -->)", re.DOTALL)  # of docs/performance.md
 
 
 # ---------------------------------------------------------------- the sides
