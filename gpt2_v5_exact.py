@@ -344,8 +344,7 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
     for row, generator in zip(logits, generators, strict=True):  # one at a time: it fits the processor's caches
         row = keep_top_k(row[None], top_k)  # [n_vocab] -> [1, n_vocab]
         kept = np.flatnonzero(row > -np.inf) if top_k > 0 else slice(None)  # the rest is nothing but work
-        row = apply_temperature(row[:, kept], temperature)
-        i = draw(row, [generator], top_p, min_p)  # [1, n_kept] -> [1]
+        i = draw(apply_temperature(row[:, kept], temperature), [generator], top_p, min_p)  # [1, n_kept] -> [1]
         ids.extend(i if top_k == 0 else kept[i])
     return np.array(ids)
 
