@@ -29,9 +29,9 @@ def gelu(x):
     return y
 
 
-def softmax(x):
-    """Softmax over the last axis: any shape -> same shape, each row adds up to 1."""
-    x = x - np.max(x, axis=-1, keepdims=True)
+def softmax(x, out=None):
+    """Softmax over the last axis: any shape -> same shape, each row adds up to 1; in place with out=x."""
+    x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
     # np.sum adds in blocks, so zeros in front (masked keys) would regroup its terms; a product with ones does not.
@@ -69,7 +69,7 @@ def attention(q, k, v, mask):
     """
     scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
     scores += mask
-    return softmax(scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
+    return softmax(scores, out=scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask):

@@ -29,9 +29,9 @@ def gelu(x):
     return y
 
 
-def softmax(x):
-    """Softmax over the last axis: any shape -> same shape, each row adds up to 1."""
-    x = x - np.max(x, axis=-1, keepdims=True)
+def softmax(x, out=None):
+    """Softmax over the last axis: any shape -> same shape, each row adds up to 1; in place with out=x."""
+    x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
     # np.sum adds in blocks, so zeros in front (masked keys) would regroup its terms; a product with ones does not.
@@ -69,7 +69,7 @@ def attention(q, k, v, mask):
     """
     scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
     scores += mask
-    return softmax(scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
+    return softmax(scores, out=scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
@@ -157,10 +157,10 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
     return {"length": 0, "blocks": np.empty((len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head), wte.dtype)}
 
 
-def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=128):
+def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
-    T = input_ids.shape[1]
-    # In chunks, because small arrays are fast and the keys of later chunks need no scores.
+    B, T = input_ids.shape
+    chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
     for start in range(0, T, chunk):
         stop = min(start + chunk, T)
         cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(stop == T)}

@@ -38,9 +38,9 @@ def gelu(x):
     return y
 
 
-def softmax(x):
-    """Softmax over the last axis: any shape -> same shape, each row adds up to 1."""
-    x = x - np.max(x, axis=-1, keepdims=True)
+def softmax(x, out=None):
+    """Softmax over the last axis: any shape -> same shape, each row adds up to 1; in place with out=x."""
+    x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
     # A running sum adds one by one, however many keys there are; a product with ones is rounded by its shape.
@@ -97,7 +97,8 @@ def attention(q, k, v, mask):
     blocks = [slice(start, start + keys) for start in range(0, k.shape[-2], keys)]
     scores = np.concatenate([q @ k[:, :, None, block].swapaxes(-1, -2) for block in blocks], axis=-1)
     scores = scores.reshape(B, n_head, -1, k.shape[-2])[:, :, :n_q]  # [..., n_q/8, 8, n_k] -> [B, n_head, n_q, n_k]
-    weights = in_blocks(softmax(scores + mask))  # [B, n_head, n_q, n_k] -> [B, n_head, n_q/8, 8, n_k]
+    scores += mask
+    weights = in_blocks(softmax(scores, out=scores))  # [B, n_head, n_q, n_k] -> [B, n_head, n_q/8, 8, n_k]
     x = 0
     for block in blocks:  # in order; the weights of keys that are hidden are 0 and change nothing
         x = x + weights[..., block] @ v[:, :, None, block]
@@ -195,10 +196,10 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
     return {"length": 0, "blocks": np.zeros((len(blocks), 2, B, n_head, n_slots, wte.shape[1] // n_head), wte.dtype)}
 
 
-def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=128):
+def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
-    T = input_ids.shape[1]
-    # In chunks, because small arrays are fast and the keys of later chunks need no scores.
+    B, T = input_ids.shape
+    chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
     for start in range(0, T, chunk):
         stop = min(start + chunk, T)
         cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(stop == T)}
@@ -424,8 +425,8 @@ def generate(
     logprobs the result is a pair: the ids, and for each of them the log-probability that the model itself gave it.
 
     seed: an int, from which sample s of prompt b takes the row seed (seed, b, s), or a list with a row seed for each
-    list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, never on the
-    batch: exactly so in np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
+    list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, to the bit, and
+    never on the batch.
     """
     check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     check_sampling(repetition_penalty=repetition_penalty, n_samples=n_samples)

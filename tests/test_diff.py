@@ -52,7 +52,7 @@ STEPS = {
     ("gpt2_v4_sampling", "gpt2_v5_exact"): Step(
         changed={
             "docstring", "imports", "softmax", "linear", "attention", "mha", "transformer_block", "gpt2",
-            "init_kv_cache", "main", "end",
+            "init_kv_cache", "generate", "main", "end",
         },
         new={"in_blocks", "with_row_blocks", "differing_bits", "verify"},
         most_added=165,
