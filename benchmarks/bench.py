@@ -43,7 +43,6 @@ FILES = {
 }
 PEER = "transformers"
 NO_CACHE = ("v0", "v1", "v2")
-GPT2_124M = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}
 PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 8, 900  # tokens of context at which decoding starts
@@ -66,6 +65,8 @@ class NoCache:
     def __init__(self, name, params, hparams):
         self.name, self.module = name, importlib.import_module(FILES[name])
         self.params, self.n_head = params, hparams["n_head"]
+        if hasattr(self.module, "with_row_blocks"):  # as its command does when it has loaded a model
+            self.params = self.module.with_row_blocks(params, self.n_head)
 
     def prefill(self, prompts):
         """Prompts, lists of ids -> logits [B, n_vocab] of the token after each."""
@@ -231,38 +232,10 @@ def named_weights(params):
         yield from walk(block, f"h.{i}.")
 
 
-def random_params(hparams, seed=0):
-    """Random float32 weights, as a new GPT-2 has them: normal, standard deviation 0.02, gains 1."""
-    rng = np.random.default_rng(seed)
-    n_vocab, n_ctx, n_embd, _, n_layer = hparams.values()
-
-    def normal(*shape):
-        array = rng.standard_normal(shape, dtype=np.float32)
-        array *= 0.02
-        return array
-
-    def linear(n_in, n_out):
-        return {"w": normal(n_in, n_out), "b": normal(n_out)}
-
-    def layer_norm():
-        return {"g": 1 + normal(n_embd), "b": normal(n_embd)}
-
-    blocks = [
-        {
-            "ln_1": layer_norm(),
-            "attn": {"c_attn": linear(n_embd, 3 * n_embd), "c_proj": linear(n_embd, n_embd)},
-            "ln_2": layer_norm(),
-            "mlp": {"c_fc": linear(n_embd, 4 * n_embd), "c_proj": linear(4 * n_embd, n_embd)},
-        }
-        for _ in range(n_layer)
-    ]
-    return {"wte": normal(n_vocab, n_embd), "wpe": normal(n_ctx, n_embd), "blocks": blocks, "ln_f": layer_norm()}
-
-
 def load(model):
     """-> hparams, params of a model, or random ones of GPT-2 124M's size."""
     if model is None:
-        return GPT2_124M, random_params(GPT2_124M)
+        return utils.GPT2_124M, utils.random_params(utils.GPT2_124M)
     _, hparams, params = utils.load_model(model)
     return hparams, params
 
@@ -505,7 +478,7 @@ def print_peak(name, model, batch, n_tokens, threads):
     """What runs in a process of its own: weights, prompt, a few tokens; prints the peaks in bytes as JSON."""
     peaks = {"python": peak_memory()}
     set_threads(threads, name == PEER)
-    hparams, params = (GPT2_124M, None) if name == PEER and model is None else load(model)
+    hparams, params = (utils.GPT2_124M, None) if name == PEER and model is None else load(model)
     side = make_side(name, params, hparams)
     peaks["loaded"] = peak_memory()
     del params
