@@ -234,6 +234,8 @@ def command(*arguments, script="utils.py", cwd=ROOT, env=None, **options):
     clean |= {"HF_HUB_OFFLINE": "1", "HF_HOME": str(ROOT / "no such folder"), "NO_PROXY": "127.0.0.1"}
     clean |= {"PYTHONIOENCODING": "utf-8", **(env or {})}
     arguments = [sys.executable, *(str(argument) for argument in (ROOT / script, *arguments))]
+    if os.name == "posix":  # as bytes, since the tests may run in a C locale themselves
+        arguments = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
     options = {"capture_output": True, "encoding": "utf-8", "timeout": 60, **options}
     return subprocess.run(arguments, cwd=cwd, env=clean, **options)
 

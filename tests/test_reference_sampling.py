@@ -10,11 +10,14 @@ import pytest
 from chances import AskedAgain, Numbers
 from tiny import ROOT
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import gpt2_v4_sampling as v4
+import utils
 
-import gpt2_v4_sampling as v4  # noqa: E402
-import utils  # noqa: E402
+try:
+    import torch
+    import transformers
+except ImportError:  # of the extra reference: without it these tests are not chosen, or fail
+    torch = transformers = None
 
 pytestmark = pytest.mark.reference
 
