@@ -290,16 +290,16 @@ class Shell:
         self.folder.cleanup()
 
 
-def sh_block(shell, body):
-    """Commands, then what they print."""
+def sh_block(shell, body, expected="0"):
+    """Commands, then what they print. expected: the exit status of the last one, 2 for a mistake that a page shows."""
     commands = first_fence(body, "sh")
-    return fence("sh", commands) + output_block(shell, commands)
+    return fence("sh", commands) + output_block(shell, commands, int(expected))
 
 
-def output_block(shell, command):
-    """What a command prints. Mistakes that a page shows end with status 2; anything else but 0 is a fault here."""
+def output_block(shell, command, expected=0):
+    """What a command prints."""
     status, output = shell.result(command)
-    if status not in (0, 2):
+    if status != expected:
         raise ValueError(f"{command.strip()} ended with status {status}: {output[-500:]}")
     return fence("text", output)
 
@@ -339,7 +339,7 @@ def blocks(shell):
     """What may stand between the marks: {WHAT: function(body, *words) -> what to write there}."""
     return {
         "python": lambda body, *words: python_block(body, *words),
-        "sh": lambda body: sh_block(shell, body),
+        "sh": lambda body, *words: sh_block(shell, body, *words),
         "output": lambda body, *words: output_block(shell, shlex.join(words)),
         "diff": lambda body, *words: diff_block(*words),
         "code": lambda body, *words: code_block(*words),

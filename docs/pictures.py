@@ -240,10 +240,13 @@ def v4_distribution_data():
     logits = gpt2_v4_sampling.gpt2([ids], **params, n_head=hparams["n_head"], n_logits=1)[:, -1]  # [1, n_vocab]
     settings = {
         "temperature 1": {}, "temperature 0.5": {"temperature": 0.5}, "temperature 2": {"temperature": 2.0},
-        "top-k 4": {"top_k": 4}, "top-p 0.8": {"top_p": 0.8},
+        "top-k 4": {"top_k": 4}, "top-p 0.9": {"top_p": 0.9},
     }  # fmt: skip
     best = np.argsort(-logits[0], kind="stable")[:14]
-    shown = {name: rounded(probabilities(logits, **options)[best]) for name, options in settings.items()}
+    shown = {}
+    for name, options in settings.items():
+        p = probabilities(logits, **options)[best]
+        shown[name] = [value if exact > 0 else None for value, exact in zip(rounded(p), p)]  # None: ruled out
     return {"prompt": PROMPT, "tokens": token_names(encoder, best), "settings": shown}
 
 
@@ -260,14 +263,14 @@ def probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
 def draw_v4_distribution(data, plt):
     settings, tokens = data["settings"], data["tokens"]
     figure, all_axes = plt.subplots(1, len(settings), figsize=(8, 4.6), sharey=True, sharex=True)
-    limit = max(max(p) for p in settings.values())
+    limit = max(p[0] for p in settings.values())
     y = np.arange(len(tokens))
     for axes, (name, p) in zip(all_axes, settings.items()):
-        p = np.array(p)
-        axes.barh(y, p, color=BLUE, height=0.72)
+        axes.barh(y, [value or 0 for value in p], color=BLUE, height=0.72)
         for i, value in enumerate(p):
-            text = f"{value:.2f}" if value >= 0.005 else "0" if value == 0 else "<.01"
-            axes.text(value + 0.03 * limit, i, text, va="center", fontsize=9, color=INK if value else LINE)
+            text = "out" if value is None else f"{value:.2f}" if value >= 0.005 else "<.01"
+            color = DIM if value is None else INK
+            axes.text((value or 0) + 0.03 * limit, i, text, va="center", fontsize=9, color=color)
         axes.set_title(name, fontsize=11)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
         axes.tick_params(length=0)

@@ -14,12 +14,12 @@ import gpt2_v2_padding
 sys.path.insert(0, str(ROOT / "docs"))
 
 import attention  # noqa: E402
-import measure  # noqa: E402
-
 import build  # noqa: E402
+import measure  # noqa: E402
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
+BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -69,15 +69,18 @@ def test_data_of_pictures_is_compared_with_room_for_rounding():
 @pytest.mark.parametrize(
     "name, old, new, told",
     [
-        ("gpt2_v3_kvcache.py", "chunk=128", "chunk=64", ["docs/v3.md: line", "docs/diffs/v3.diff"]),
+        (
+            "gpt2_v3_kvcache.py", "T of the T_max slots", "T slots",
+            ["docs/v3.md: line", "diffs/v3.diff", "diffs/v4.diff", "README.md: line"],
+        ),
         ("docs/v2.md", "[[-1 -1  0  1]]", "[[-1 -1  0  2]]", ["docs/v2.md: line"]),
-        ("README.md", "| 145 |", "| 146 |", ["README.md: line"]),
+        ("README.md", "| batch inference |", "| batches |", ["README.md: line"]),
         ("docs/pictures/v2_ragged.json", '"row": 2', '"row": 1', ["docs/pictures/v2_ragged.json"]),
         ("docs/pictures/v4_distribution.svg", "drawn-from", "drawn by", ["docs/pictures/v4_distribution.svg"]),
         ("docs/pictures.py", 'shade = plt.get_cmap("Blues")', 'shade = plt.get_cmap("Reds")', ["v2_ragged.svg"]),
         ("docs/v1.md", "build: diff v0 v1 ", "build: diff v0 v1 softmax ", ["nothing changes in softmax"]),
     ],
-)
+)  # fmt: skip
 def test_what_drifts_is_found(name, old, new, told):
     shell = build.Shell()
     try:
@@ -91,6 +94,30 @@ def test_what_drifts_is_found(name, old, new, told):
         assert len(output.splitlines()) <= len(told) + 2
     finally:
         shell.close()
+
+
+def greedy_runs():
+    """-> (prompt, tokens to generate) of the greedy commands whose output the pages show."""
+    for line in {line for command in BUILT for line in command.splitlines()}:
+        words = shlex.split(line)
+        if re.match(r"gpt2_v\d", words[1]) and "--temperature" not in words:
+            flags = words.index("--n_tokens_to_generate") if "--n_tokens_to_generate" in words else len(words)
+            n = int(words[flags + 1]) if flags < len(words) else 40
+            yield from ((prompt, n) for prompt in words[2:flags])
+
+
+def test_greedy_texts_do_not_hang_by_a_hair():
+    """The best two logits are 1e-3 or more apart at each step. Rounding moves them by 1e-5."""
+    encoder, hparams, params = build.utils.load_model("tales")
+    runs = list(greedy_runs())
+    assert len(runs) >= 5
+    for prompt, n in runs:
+        ids = encoder.encode(prompt)
+        new_ids = gpt2_v2_padding.generate([ids], params, hparams["n_head"], n)[0]
+        logits = gpt2_v2_padding.gpt2([ids + new_ids[:-1]], **params, n_head=hparams["n_head"])[0, len(ids) - 1 :]
+        second, best = np.sort(logits, axis=-1)[:, -2:].T
+        assert np.argmax(logits, axis=-1).tolist() == new_ids
+        assert np.min(best - second) > 1e-3, prompt
 
 
 @pytest.mark.kernels
@@ -144,8 +171,9 @@ def test_links_within_the_project_lead_somewhere(page):
             continue
         path, _, anchor = target.partition("#")
         file = (ROOT / page).parent / path if path else ROOT / page
-        assert file.exists(), target
-        if anchor:
+        # The results are there once the benchmark has had its hour.
+        assert file.exists() or file.name == "results.json", target
+        if anchor and file.suffix == ".md":
             assert anchor in anchors(file.read_text(encoding="utf-8")), target
 
 
@@ -169,28 +197,32 @@ def test_pictures_have_a_ground_of_their_own_and_are_used(path):
 
 # ---- every command runs
 
-BLOCKS = {page: build.BLOCK.findall(text) for page, text in PAGES.items()}
-BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 
 # What is left to do of commands that would run this suite within itself, or change this machine: to see that they find
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]')(?: && |$)")
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
+INSTEAD = {  # of an hour
+    "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
+    "python benchmarks/bench.py --quick": "python benchmarks/bench.py --quick --only prefill --model tales",
+}
+NO_WEIGHTS = "python -m pytest tests/test_real_weights.py -rs"
 
 
 def commands(page):
-    """All commands of a page that build.py does not run: lines of sh blocks, and code within text that is a command."""
+    """All commands of a page that build.py does not run: lines of blocks, and code within text that is a command."""
     text = build.BLOCK.sub("", PAGES[page])
-    lines = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```$", text) for line in block.splitlines() if line]
+    lines = [line for block in re.findall(r"(?ms)^```(?:sh)?\n(.*?)^```$", text) for line in block.splitlines()]
+    lines = [line.partition("  #")[0].strip() for line in lines if re.match(r"(python|git|pip) ", line)]
     lines += re.findall(r"`((?:python|git|pip) [^`\n]+)`", re.sub(r"(?ms)^```.*?^```$", "", text))
     return [line for line in dict.fromkeys(lines) if line not in BUILT]
 
 
 COMMANDS = {command: page for page in PAGES for command in commands(page)}
 EXERCISES = [c for c, page in COMMANDS.items() if page in VERSION_PAGES and c.startswith("python -m pytest ")]
-SLOW = [c for c in COMMANDS if "pytest" in c or "docs/build.py" in c]
-FAST = [c for c in COMMANDS if c not in SLOW]
+SLOW = [c for c in COMMANDS if re.search(r"pytest|docs/build\.py|benchmarks/", c) and c not in EXERCISES]
+FAST = [c for c in COMMANDS if c not in SLOW and c not in EXERCISES]
 
 
 def run(shell, command):
@@ -202,6 +234,7 @@ def run(shell, command):
             extras = re.findall(r"(?m)^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
             assert set(name[2:-1].split(",")) <= set(extras)
     command = INSTALL.sub("", command)
+    command = INSTEAD.get(command, command)
     if COLLECT.match(command):
         status, output = shell.run(f"{command} --collect-only")
         assert status == 0, output
@@ -209,6 +242,9 @@ def run(shell, command):
         expected, word = NO_NETWORK[command]
         status, output = shell.run(command)
         assert status == expected and word in output and len(output.splitlines()) == 1
+    elif command == NO_WEIGHTS:
+        status, output = shell.run(command)
+        assert status in (0, 5) and re.search(r"weights not found|\d+ passed", output)  # 5: no tests
     elif command:
         status, output = shell.run(command)
         expected = (0, 1) if command.startswith("git diff --no-index") else (0,)  # 1: the files differ
@@ -257,8 +293,8 @@ ANSWERS = {  # command: (file, text, instead of it, does the command pass then)
     ),
     "python -m pytest tests/test_reference.py -k softmax": (
         "gpt2_v0.py",
-        "    x = x - np.max(x, axis=-1, keepdims=True)\n    with",
-        "    x = x + 0\n    with",
+        re.compile(r"    x = .*np\.max\(x, axis=-1.*\n"),
+        "    x = x - 0\n",
         False,
     ),
     'python -m pytest tests/test_equivalence.py -k "test_a_batch_of_one and v1"': (
@@ -366,7 +402,7 @@ def test_attention_weights_are_those_of_v0(monkeypatch):
     """The weights that v0's softmax makes, head by head, while it runs."""
     model, prompts = random_model(), random_prompts([9])
     seen, softmax = [], V0.module.softmax
-    monkeypatch.setattr(V0.module, "softmax", lambda x: seen.append(softmax(x)) or seen[-1])
+    monkeypatch.setattr(V0.module, "softmax", lambda x, **known: seen.append(softmax(x, **known).copy()) or seen[-1])
     V0.logits(model, prompts)
     weights = attention.attention_weights(prompts, model.params, model.n_head)
     assert weights.shape == (2, 1, 3, 9, 9)
