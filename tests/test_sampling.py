@@ -131,6 +131,25 @@ def test_row_seeds_that_are_neighbours_are_independent():
     assert statistic < limit
 
 
+@pytest.mark.parametrize("n_vocab", [1, 255, 256, 257, 300, 513, 50_257])
+def test_find_share_finds_the_token_that_crosses_a_share(n_vocab):
+    """Against running sums in float64, which are near enough to exact ones. Half of the weights are 0, never found.
+
+    The weights are float32 of all sizes, whose sums depend on their order: at the ends a share may lie behind the last
+    sum of a block by rounding alone.
+    """
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        weights = np.exp(3 * rng.standard_normal(n_vocab)).astype(np.float32)
+        weights[rng.random(n_vocab) < 0.5] = 0
+        weights[seed % n_vocab] = 1  # so that one at least is not 0
+        sums = np.cumsum(weights.astype(np.float64)) / np.sum(weights, dtype=np.float64)
+        for share in (1.0, 1 - 2.0**-53, 2.0**-53, 1e-9, *(1 - rng.random(10)), *rng.choice(sums[sums > 0], 5)):
+            i = v4.find_share(weights, share)
+            assert 0 <= i < n_vocab and weights[i] > 0
+            assert sums[i] - weights[i] / weights.sum() - 1e-6 <= share <= sums[i] + 1e-6
+
+
 @pytest.mark.parametrize("number", [0.0, 1e-300, 2.0**-53, 0.5, 1 - 2.0**-53])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble], ids=["float32", "float64", "longdouble"])
 @pytest.mark.parametrize("n_vocab", [1, 2, 255, 256, 257, 512, 50_257])
