@@ -1,6 +1,8 @@
 """What the pages say about speed and about the kernels of BLAS: measured once, kept in docs/measured, read by build.py.
 
     python docs/build.py --measure
+
+EXACT is kept by hand: what `gpt2_v5_exact.py verify` printed, and v5's time over v4's.
 """
 import datetime
 import importlib
@@ -22,6 +24,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 SPEED = DOCS / "measured" / "speed.json"
 KERNELS = DOCS / "measured" / "kernels.json"
+EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
@@ -267,6 +270,25 @@ def kernels_table(table):
     return table(header, rows) + f"\n{data['machine']}.\n"
 
 
+def verify_text(table):
+    """What `gpt2_v5_exact.py verify` printed once, and what it counted with other kernels and weights."""
+    runs, rows = load(EXACT)["verify"], {}
+    for core, model, lines in runs:
+        counts = [re.search(r": ([\d,]+) logits .* ([\d,]+) bits differ", line).groups() for line in lines[2:]]
+        row = rows.setdefault(model, [f"{model}: {counts[0][0]} logits", *("not run" for _ in CORETYPES)])
+        row[1 + list(CORETYPES).index(core)] = f"{counts[0][1]}, in v4 {counts[1][1]}"
+    output = "\n".join(runs[0][2])
+    header = ["bits that differ", *(f"{core} ({what})" for core, what in CORETYPES.items())]
+    return f"```text\n{output}\n```\n\n{table(header, rows.values())}"
+
+
+def exact_table(table):
+    """What exactness costs: v5's time over v4's."""
+    cost, machine = load(EXACT)["cost"], load(EXACT)["machine"]
+    rows = [["time of v5, v4 = 1", *(f"{ratio:.3g}" for ratio in cost["ratios"].values())]]
+    return f"{table(['', *cost['ratios']], rows)}\n{cost['how']} ({machine}).\n"
+
+
 TABLES = {
     "speed-source": speed_source,
     "v1": speed_table("eight", "v0", "v1"),
@@ -274,4 +296,6 @@ TABLES = {
     "v3": steps_text,
     "v4": sampling_text,
     "kernels": kernels_table,
+    "verify": verify_text,
+    "exact": exact_table,
 }

@@ -145,7 +145,7 @@ def test_pages_of_versions_are_short(page):
 
 
 def test_every_version_has_its_page():
-    names = {f"docs/v{re.search(r'v([0-9]+)', path.name).group(1)}.md" for path in ROOT.glob("gpt2_v[0-4]*.py")}
+    names = {f"docs/v{re.search(r'v([0-9]+)', path.name).group(1)}.md" for path in ROOT.glob("gpt2_v*.py")}
     assert names <= set(PAGES)
 
 
@@ -201,7 +201,8 @@ def test_pictures_have_a_ground_of_their_own_and_are_used(path):
 # What is left to do of commands that would run this suite within itself, or change this machine: to see that they find
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
-INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]')(?: && |$)")
+INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|\w+)(?: && |$)")
+ELSEWHERE = {"git lfs pull"}  # what to do in a folder that came from somewhere else
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {  # of an hour
     "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
@@ -222,17 +223,19 @@ def commands(page):
 COMMANDS = {command: page for page in PAGES for command in commands(page)}
 EXERCISES = [c for c, page in COMMANDS.items() if page in VERSION_PAGES and c.startswith("python -m pytest ")]
 SLOW = [c for c in COMMANDS if re.search(r"pytest|docs/build\.py|benchmarks/", c) and c not in EXERCISES]
-FAST = [c for c in COMMANDS if c not in SLOW and c not in EXERCISES]
+FAST = [c for c in COMMANDS if c not in SLOW and c not in EXERCISES and c not in ELSEWHERE]
 
 
 def run(shell, command):
     for what in INSTALL.findall(command):
-        option, name = shlex.split(what)
-        if option == "-r":
+        name = shlex.split(what)[-1]
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        if what.startswith("-r"):
             assert (ROOT / name).exists()
+        elif what.startswith("-e"):
+            assert set(name[2:-1].split(",")) <= set(re.findall(r"(?m)^(\w+) = \[", project))
         else:
-            extras = re.findall(r"(?m)^(\w+) = \[", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-            assert set(name[2:-1].split(",")) <= set(extras)
+            assert f'"{name}>=' in project
     command = INSTALL.sub("", command)
     command = INSTEAD.get(command, command)
     if COLLECT.match(command):
@@ -344,6 +347,18 @@ ANSWERS = {  # command: (file, text, instead of it, does the command pass then)
         "generators = [np.random.default_rng(row_seed) for row_seed in seed]",
         "generators = [np.random.default_rng(seed[0])] * len(seed)",
         False,
+    ),
+    "python -m pytest tests/test_exact.py -k any_batch": (
+        "gpt2_v5_exact.py",
+        "np.cumsum(x, axis=-1)[..., -1:]",
+        "np.sum(x, axis=-1, keepdims=True)",
+        False,
+    ),
+    'python -m pytest tests/test_exact.py -k "any_batch or larger"': (
+        "gpt2_v5_exact.py",
+        "np.concatenate([x, np.zeros((*batch, -T % size, n), x.dtype)], axis=-2)",
+        "np.pad(x, [(0, 0)] * len(batch) + [(0, -T % size), (0, 0)])",
+        True,
     ),
 }
 
