@@ -168,6 +168,17 @@ def test_s1_the_token_that_crosses_top_p_is_kept():
         assert (found > 0).tolist() == [True] * kept + [False] * (4 - kept), top_p
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_s1_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
+    """Of n tokens that are as likely, k are kept at top_p k / n, although k / n * n is not always k in floats."""
+    for n in range(2, 60):
+        logits = np.zeros((1, n), dtype)
+        for k in range(1, n):
+            assert v4.draw(logits, [Numbers(1 - (k - 0.5) / n)], top_p=k / n)[0] == k - 1
+            with pytest.raises(AskedAgain):
+                v4.draw(logits, [Numbers(1 - (k + 0.5) / n)], top_p=k / n)
+
+
 @pytest.mark.parametrize("top_p", [0.0, 1e-8, 1e-300, 0])
 def test_s2_a_top_p_near_0_keeps_the_best_token_alone(top_p):
     """Case S2. Also where there are other tokens as good: then the lowest id is the best."""
