@@ -264,7 +264,7 @@ def kernels_table(table):
         cells = []
         for lines in data["seen"].values():
             n, most = lines[i][2], lines[i][4]
-            cells.append(f"{n:,} differ, by {most}" if n else "none")
+            cells.append(f"{n:,} differ, by {most} at most" if n else "none")
         rows.append([dtype, what, *cells])
     header = ["", f"of {of:,} logits", *(f"{core} ({CORETYPES[core]})" for core in data["seen"])]
     return table(header, rows) + f"\n{data['machine']}.\n"

@@ -312,7 +312,7 @@ ANSWERS = {  # command: (file, text, instead of it, does the command pass then)
         "    q, k, v = (y.reshape(B, T, n_head, -1).swapaxes(1, 2) for y in np.split(x, 3, axis=-1))\n",
         True,
     ),
-    "python -m pytest tests/test_padding.py -k softmax": (
+    "python -m pytest tests/test_traps.py -k softmax": (
         "gpt2_v2_padding.py",
         "(x @ np.ones(x.shape[-1], x.dtype))[..., None]",
         "np.sum(x, axis=-1, keepdims=True)",
