@@ -276,7 +276,7 @@ def verify_text(table):
     for core, model, lines in runs:
         counts = [re.search(r": ([\d,]+) logits .* ([\d,]+) bits differ", line).groups() for line in lines[2:]]
         row = rows.setdefault(model, [f"{model}: {counts[0][0]} logits", *("not run" for _ in CORETYPES)])
-        row[1 + list(CORETYPES).index(core)] = f"{counts[0][1]}, in v4 {counts[1][1]}"
+        row[1 + list(CORETYPES).index(core)] = f"{counts[0][1]}, in v4 {counts[1][1] if counts[1:] else 'not run'}"
     output = "\n".join(runs[0][2])
     header = ["bits that differ", *(f"{core} ({what})" for core, what in CORETYPES.items())]
     return f"```text\n{output}\n```\n\n{table(header, rows.values())}"
