@@ -890,8 +890,12 @@ def find_model(model, models_dir="models"):
     Raises ValueError that says what is wrong and what would work, and OSError where a download cannot be written.
     """
     model = str(model)
+    if not model or not str(models_dir):
+        raise ValueError("--model and --models_dir need a name, as in --model tales")
     places = [Path(models_dir), Path(__file__).parent / models_dir]
     paths = [Path(model), *(place / model for place in places)]
+    if model == "tales":  # comes with this file, whatever models_dir is
+        paths.append(Path(__file__).parent / "models" / model)
     for path in paths:
         # A folder in which a download broke off has no weights yet: the download goes on.
         if path.is_file() or has_weights(path) or has_files(path, "config.json", "pytorch_model.bin"):
@@ -1198,7 +1202,8 @@ def run(main, **commands):
             call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
         else:
             call_with_fire(main, argv, name)
-        sys.stdout.flush()
+        if sys.stdout:  # there is none after `>&-`
+            sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough, as in `... | head`; without this Python would try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)  # what a shell reports for a closed pipe
@@ -1223,6 +1228,7 @@ def call_with_fire(main, argv, name):
             raise ValueError(f"{given} is no command of {name}; the commands are {', '.join(main)}")
         return call_with_fire(main[argv[0]], argv[1:], f"{name} {argv[0]}")
 
+    name = name.replace(" ", "-")  # fire's page of help would quote a name with a space
     signature = inspect.signature(main)
     defaults = {p.name: p.default for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL}
     texts, flags, rest = [], {}, list(argv)
@@ -1288,6 +1294,8 @@ def parser_for(key, kind):
     kinds = {bool: (switch, "True or False"), int: (int, "a whole number"), float: (number, "a number")}
     if kind is tuple:
         return lambda text: tuple(map(as_typed, text.split(TYPED)))
+    if key in ("model", "models_dir", "prompts_file", "out"):  # names of files keep their bytes
+        return lambda text: text.removeprefix(TYPED)
     if kind not in kinds:
         return as_typed
     parse, expected = kinds[kind]
@@ -1315,6 +1323,8 @@ def read_prompts(prompts, prompts_file=None):
     if prompts:
         raise ValueError("give prompts or --prompts_file, not both")
     where = "standard input" if prompts_file == "-" else prompts_file
+    if prompts_file == "-" and not sys.stdin:
+        raise ValueError("standard input is closed, but --prompts_file - reads from it")
     data = sys.stdin.buffer.read() if prompts_file == "-" else Path(prompts_file).read_bytes()
     try:
         lines = data.decode("utf-8-sig").split("\n")
@@ -1362,11 +1372,9 @@ class TextStream:
         return self.add(self.decoder.decode(b"", final=True), last=True)
 
     def add(self, text, last=False):
-        if self.stopped:
-            return ""
         held = self.held + text
         found = [i for i in map(held.find, self.stop) if i >= 0]
-        if found:
+        if found:  # it stays in what is held, so that nothing comes after it
             self.stopped, n = True, min(found)
         elif last:
             n = len(held)
@@ -1381,10 +1389,12 @@ def check_output(stop, stream, out):
     """Raise ValueError for flags of `complete_prompts` that make no sense; in good time, before a model is loaded."""
     if "" in stop:
         raise ValueError("--stop needs a text that is not empty")
+    if out == "":
+        raise ValueError("--out needs the name of a file")
     if stream and out:
         raise ValueError("--stream prints and --out writes a file: choose one")
     if out and os.path.exists(out) and not os.path.isfile(out):
-        raise ValueError(f"--out {out}: is no file")
+        raise ValueError(f"--out {out}: not a plain file")
 
 
 def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=False, as_json=False, out=None):
@@ -1532,7 +1542,10 @@ def job_file(out, settings, records):
                 for line in results:
                     if line.endswith(b"\n"):
                         result = parse_json(line.decode("utf-8", "replace"), f"{out}: a line of results")
-                        done.add((result.get("index"), result.get("sample", 0)))
+                        row = result.get("index"), result.get("sample", 0)
+                        if not all(type(n) is int for n in row):
+                            raise ValueError(f"{out}: holds a line that is no result of this job: take it out")
+                        done.add(row)
                         end += len(line)
                 results.truncate(end)
 

@@ -15,14 +15,16 @@ import utils
 
 V5 = next(version for version in VERSIONS if version.number == 5)
 
-# On both sides of blocks of 8 rows and of 64 keys. The longest in one piece, so that large blocks of rows are used too.
+# On both sides of blocks of 8 rows and of 64 keys, and longer than the largest blocks of rows together.
 LENGTHS = [1, 7, 8, 9, 17, 63, 64, 65, 127, 128, 129, 190]
+SHORTER = [1, 8, 9, 64, 65, 72]
 PIECES = {"whole": [190], "halves": [100, 90], "ragged": [1, 7, 8, 9, 63, 64, 37, 1], "steps": [187, 1, 1, 1]}
 SIZES = {
     "tiny": {"n_vocab": 17, "n_embd": 12, "n_head": 3, "n_layer": 2},
     "odd": {"n_vocab": 23, "n_embd": 35, "n_head": 5, "n_layer": 1},
     "768 wide": {"n_vocab": 50, "n_embd": 768, "n_head": 12, "n_layer": 2},  # as GPT-2 124M
 }
+WIDE = pytest.param("768 wide", marks=pytest.mark.slow)  # all lengths; the default run has the shorter ones, at the end
 
 
 def model_of(size, dtype=np.float32, larger_blocks=False):
@@ -32,7 +34,7 @@ def model_of(size, dtype=np.float32, larger_blocks=False):
 
 @pytest.mark.blas
 @pytest.mark.parametrize("larger_blocks", [False, True], ids=["8 rows", "larger blocks"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["tiny", "odd", WIDE])
 def test_a_prompt_has_the_same_bits_alone_and_in_any_batch(size, larger_blocks):
     model = model_of(size, larger_blocks=larger_blocks)
     prompts = random_prompts(LENGTHS, model.n_vocab)
@@ -44,7 +46,7 @@ def test_a_prompt_has_the_same_bits_alone_and_in_any_batch(size, larger_blocks):
 
 @pytest.mark.blas
 @pytest.mark.parametrize("pieces", PIECES)
-@pytest.mark.parametrize("size", ["tiny", "768 wide"])
+@pytest.mark.parametrize("size", ["tiny", WIDE])
 def test_a_prompt_has_the_same_bits_through_the_cache_in_any_pieces(size, pieces):
     model = model_of(size, larger_blocks=True)
     prompts = random_prompts(LENGTHS, model.n_vocab)
@@ -53,16 +55,25 @@ def test_a_prompt_has_the_same_bits_through_the_cache_in_any_pieces(size, pieces
 
 
 @pytest.mark.blas
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", ["tiny", "odd", WIDE])
 def test_larger_blocks_of_rows_change_no_bit(size):
     prompts = random_prompts(LENGTHS, SIZES[size]["n_vocab"])
     assert_same_bits(V5.logits(model_of(size, larger_blocks=True), prompts), V5.logits(model_of(size), prompts))
 
 
 @pytest.mark.blas
+def test_in_a_batch_and_through_the_cache_at_the_width_of_124m():
+    model = model_of("768 wide")
+    prompts = random_prompts(SHORTER, model.n_vocab)
+    alone = [V5.logits(model, [ids])[0] for ids in prompts]
+    assert_same_bits(V5.logits(model, prompts), alone)
+    assert_same_bits(V5.cached_logits(model, prompts, [9, 60, 1, 1, 1]), alone)
+
+
+@pytest.mark.blas
 def test_near_to_v4():
     model = model_of("768 wide")
-    prompts = random_prompts(LENGTHS, model.n_vocab)
+    prompts = random_prompts([3, 9, 65], model.n_vocab)
     input_ids, mask = v4.left_pad(prompts)
     expected = v4.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
     actual = v5.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
@@ -78,7 +89,14 @@ def test_in_longdouble_the_same_bits_as_v0(size):
 
 
 @pytest.mark.blas
-@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "top_p": 0.95, "top_k": 12, "repetition_penalty": 1.1}])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"temperature": 1.0, "top_p": 0.95, "top_k": 12, "repetition_penalty": 1.1},
+    ],
+    ids=["greedy", "sampled"],
+)
 def test_100_texts_of_50_tokens_are_the_same_alone_and_in_batches(sampling):
     model = model_of("tiny")
     rng = np.random.default_rng(0)
