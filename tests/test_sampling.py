@@ -411,12 +411,14 @@ def penalized_greedy(model, ids, n, penalty):
 
 @pytest.mark.parametrize("penalty", [1.3, 5.0, 0.7])
 def test_s7_prompt_and_new_tokens_are_seen_and_pads_are_not(penalty):
-    """Case S7. Pads have id 0 here, as left_pad makes them, and 0 is a real token too: only real ones may count."""
+    """Case S7. Pads are given the id of each token in turn: only real tokens may count."""
     model, prompts = random_model(), [[5, 3, 9, 1, 8, 2, 7, 6, 4], [3], [11, 12]]
-    input_ids, mask = v4.left_pad(prompts)
-    ids = v4.generate(input_ids, model.params, model.n_head, 12, mask, repetition_penalty=penalty)
-    assert ids == [penalized_greedy(model, prompt, 12, penalty) for prompt in prompts]
-    assert ids != v4.generate(input_ids, model.params, model.n_head, 12, mask)
+    expected = [penalized_greedy(model, prompt, 6, penalty) for prompt in prompts]
+    for pad_id in range(17):
+        input_ids, mask = v4.left_pad(prompts, pad_id)
+        ids = v4.generate(input_ids, model.params, model.n_head, 6, mask, repetition_penalty=penalty)
+        assert ids == expected
+    assert ids != v4.generate(input_ids, model.params, model.n_head, 6, mask)
 
 
 def test_the_caller_s_logits_stay_as_they_are():

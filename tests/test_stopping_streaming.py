@@ -333,6 +333,12 @@ def test_only_what_could_become_a_stop_string_is_held_back(encoder):
     assert pieces_of(encoder, ids[:3], [" ends"])[:2] == (["x", "", ""], " end")
 
 
+def test_nothing_comes_after_a_stop_string(encoder):
+    stream = utils.TextStream(encoder, ["b", "d"])
+    assert [stream.push(i) for letter in "abcd" for i in encoder.encode(letter)] == ["a", "", "", ""]
+    assert (stream.end(), stream.text, stream.stopped) == ("", "a", True)
+
+
 def test_a_long_stop_string_takes_no_long_time(encoder):
     """Each token is looked at once, not once for each beginning of the stop string. (A minute, if it were.)"""
     ids = encoder.encode("a") * 5000
