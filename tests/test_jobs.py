@@ -272,6 +272,15 @@ def test_a_bar_shows_prompts_speed_and_time_left(encoder, tmp_path, monkeypatch)
     assert re.search(r"12/12 \[\d\d:\d\d<\d\d:\d\d,.*prompt.*, \d+ tokens/s\]", terminal.getvalue())
 
 
+def test_a_stream_and_a_bar_would_be_in_each_other_s_way(tiny_model, monkeypatch, capsys):
+    """Both on one terminal: text alone."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for prompts in (PROMPTS[:1], PROMPTS):
+        v4.main(*prompts, n_tokens_to_generate=3, batch_size=2, stream=True)
+    assert capsys.readouterr().out and terminal.getvalue() == ""
+
+
 def test_the_bar_of_a_resumed_job_begins_where_it_was(encoder, tmp_path, monkeypatch):
     def stop(n):
         if n == 2:
@@ -315,7 +324,11 @@ def test_a_job_that_was_killed_before_its_first_result_starts_anew(run, tmp_path
         (tmp_path / "out.jsonl.job").write_text(left_over, encoding="utf-8")
         again = run()
         assert re.fullmatch(r"seed: \d+\n", again.stderr) and again.stderr != first.stderr
+        whole = (tmp_path / "out.jsonl").read_bytes()
         assert len(results_in(tmp_path / "out.jsonl")) == 6
+        (tmp_path / "out.jsonl").write_bytes(whole[:400])
+        assert_quiet(run())  # and goes on from there, should it be killed again
+        assert (tmp_path / "out.jsonl").read_bytes() == whole
 
 
 def test_only_what_is_left_is_done(encoder, tmp_path):
