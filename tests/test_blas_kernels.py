@@ -23,7 +23,7 @@ print(*{library["architecture"] for library in threadpoolctl.threadpool_info() i
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kernel", ["SkylakeX", "Haswell", "Nehalem"])
+@pytest.mark.parametrize("kernel", ["SkylakeX", "Haswell", "Nehalem", "Sandybridge", "Prescott"])
 def test_blas_part_under(kernel, threads):
     environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": str(threads)}
 
@@ -34,9 +34,10 @@ def test_blas_part_under(kernel, threads):
     probe = python("-c", PROBE)
     assert "Error" not in probe.stderr, probe.stderr  # without threadpoolctl nobody knows what runs
     in_use = probe.stdout.strip() or "nothing (it crashed, or NumPy here is without OpenBLAS)"
-    if in_use != kernel:
+    if in_use != {"Prescott": "Katmai"}.get(kernel, kernel):  # one table in OpenBLAS, which reports its oldest name
         pytest.skip(f"the kernels for {kernel} do not run on this processor: OpenBLAS used {in_use}")
-    files = ["tests/test_equivalence.py", "tests/test_exact.py"]
+    # The first three round in three ways; the others only have to keep what v5 promises.
+    files = ["tests/test_equivalence.py"] * (kernel in ("SkylakeX", "Haswell", "Nehalem")) + ["tests/test_exact.py"]
     result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", *files)
     assert result.returncode == 0, result.stdout + result.stderr
     print(kernel, threads, result.stdout.splitlines()[-1])
