@@ -159,7 +159,7 @@ def test_commands_of_a_dict(edge):
 
 
 def test_ctrl_c_is_quiet(script):
-    # What a shell starts with & ignores Ctrl-C, and so does all that it starts in turn: the tests themselves may be such.
+    # What a shell starts with & ignores Ctrl-C, and so does all that this starts in turn, as these tests may be.
     attend = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
     path = script(attend + "import time; print('x', flush=True); time.sleep(60)")
     process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
