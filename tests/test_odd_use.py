@@ -19,12 +19,15 @@ def shell(command, cwd, env=None):
 
 @pytest.mark.skipif(os.name == "nt", reason="file names are not bytes there")
 def test_files_with_other_letters_in_a_c_locale(tmp_path):
-    (tmp_path / "dé").mkdir()
-    (tmp_path / "dé" / "p.txt").write_text("Once upon\n", encoding="utf-8")
+    folder = os.fsencode(tmp_path) + "/dé".encode()  # bytes, since these tests themselves may run in that locale
+    os.mkdir(folder)
+    with open(folder + b"/p.txt", "wb") as file:
+        file.write(b"Once upon\n")
     flags = "--prompts_file dé/p.txt --out dé/o.jsonl --n_tokens_to_generate 2"
-    result = shell(f"{sys.executable} {ROOT}/gpt2_v4_sampling.py {flags}", tmp_path, C_LOCALE)
+    result = shell(f"{sys.executable} {ROOT}/gpt2_v4_sampling.py {flags}".encode(), tmp_path, C_LOCALE)
     assert (result.returncode, result.stderr) == (0, "")
-    assert json.loads((tmp_path / "dé" / "o.jsonl").read_text(encoding="utf-8"))["prompt"] == "Once upon"
+    with open(folder + b"/o.jsonl", encoding="utf-8") as file:
+        assert json.load(file)["prompt"] == "Once upon"
 
 
 def test_the_bundled_model_with_another_models_dir(tmp_path):
