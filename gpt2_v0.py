@@ -86,6 +86,7 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask):
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head):
     """GPT-2 (Radford et al. 2019): input_ids [T] -> logits [T, n_vocab]; row t scores the token after position t."""
     input_ids = np.asarray(input_ids)
+    check_ids(input_ids, n_vocab=len(wte))
     T = len(input_ids)
     x = wte[input_ids] + wpe[:T]  # [T] -> [T, n_embd]
     mask = np.where(np.tri(T, dtype=bool), 0, -1e10).astype(x.dtype)  # [T, T]
@@ -94,10 +95,18 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head):
     return linear(layer_norm(x, **ln_f), wte.T)  # [T, n_embd] -> [T, n_vocab]
 
 
+def check_ids(input_ids, n_vocab):
+    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
+        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+
+
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
     """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
     if n_tokens_to_generate < 0:
         raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
+    if len(lengths) == 0:
+        raise ValueError("there is no prompt")
     for i, length in enumerate(lengths):
         if length == 0:
             raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")

@@ -95,10 +95,13 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None):
     attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
     """
     input_ids = np.asarray(input_ids)
+    check_ids(input_ids, n_vocab=len(wte))
     B, T = input_ids.shape
     if attention_mask is None:
         attention_mask = np.ones((B, T), dtype=int)
     real = np.asarray(attention_mask, dtype=bool)
+    if real.shape != (B, T):
+        raise ValueError(f"attention_mask must be {[B, T]}, not {list(real.shape)}")
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)  # [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -121,10 +124,18 @@ def left_pad(prompts, pad_id=0):
     return input_ids, attention_mask
 
 
+def check_ids(input_ids, n_vocab):
+    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
+        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+
+
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
     """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
     if n_tokens_to_generate < 0:
         raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
+    if len(lengths) == 0:
+        raise ValueError("there is no prompt")
     for i, length in enumerate(lengths):
         if length == 0:
             raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
@@ -142,9 +153,11 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
     """
     input_ids = np.asarray(input_ids)
-    B, T = input_ids.shape
     if attention_mask is None:
-        attention_mask = np.ones((B, T), dtype=int)
+        attention_mask = np.ones(input_ids.shape, dtype=int)
+    if input_ids.ndim != 2 or np.shape(attention_mask) != input_ids.shape:
+        raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
+    B, T = input_ids.shape
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(np.asarray(attention_mask)[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")

@@ -136,6 +136,7 @@ def gpt2(
     without it all are real. Logits of pads mean nothing. row_blocks is for the product that makes the logits.
     """
     input_ids = np.asarray(input_ids)
+    check_ids(input_ids, n_vocab=len(wte))
     B, T = input_ids.shape
     if kv_cache is None:
         kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
@@ -145,6 +146,8 @@ def gpt2(
     if attention_mask is None:
         attention_mask = np.ones((B, n_past + T), dtype=int)
     real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
+    if real.shape != (B, n_past + T):
+        raise ValueError(f"attention_mask must be {[B, n_past + T]} or wider, not {list(np.shape(attention_mask))}")
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -156,7 +159,7 @@ def gpt2(
         x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache, slots=slots)
     kv_cache["length"] += T
     if n_logits is not None:
-        x = x[:, T - n_logits :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+        x = x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
     return linear(layer_norm(x, **ln_f), wte.T, row_blocks=row_blocks)  # [B, T, n_embd] -> [B, T, n_vocab]
 
 
@@ -172,10 +175,18 @@ def left_pad(prompts, pad_id=0):
     return input_ids, attention_mask
 
 
+def check_ids(input_ids, n_vocab):
+    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
+        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+
+
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
     """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
     if n_tokens_to_generate < 0:
         raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
+    if len(lengths) == 0:
+        raise ValueError("there is no prompt")
     for i, length in enumerate(lengths):
         if length == 0:
             raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
@@ -389,6 +400,8 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
     mean. Raises ValueError for a text of less than two ids or longer than n_ctx, and for logits that are not finite.
     """
     check_sampling(batch_size=batch_size)
+    if len(prompts) == 0:
+        return []
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
     if any(len(ids) < 2 for ids in prompts):
         raise ValueError("a text needs two tokens or more to be scored; <|endoftext|> can stand in front")
@@ -396,6 +409,7 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
         input_ids, attention_mask = left_pad(batch)
+        check_ids(input_ids, n_vocab=len(params["wte"]))
         B, T = input_ids.shape
         kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T)
         chunks = []
@@ -431,9 +445,11 @@ def generate(
     check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     check_sampling(repetition_penalty=repetition_penalty, n_samples=n_samples)
     input_ids = np.asarray(input_ids)
-    B, T = input_ids.shape
     if attention_mask is None:
-        attention_mask = np.ones((B, T), dtype=int)
+        attention_mask = np.ones(input_ids.shape, dtype=int)
+    if input_ids.ndim != 2 or np.shape(attention_mask) != input_ids.shape:
+        raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
+    B, T = input_ids.shape
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(np.asarray(attention_mask)[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")

@@ -21,13 +21,38 @@ import os
 import re
 import secrets
 import shutil
+import signal
+import struct
 import sys
 import time
+import tokenize as python_tokens
+import warnings
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+if (
+    Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull).resolve().parent
+    == Path(__file__).resolve().parent
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may want it ignored
+):
+    # A command that lies beside this file. Ctrl-C ends it quietly from here on: in the imports below, which take most
+    # of its first half second, and also where Python would print what Ctrl-C raises, drop it, and run on.
+    def end_quietly(*_):
+        os._exit(130)
+
+    def report(unraisable):
+        if unraisable.exc_type is KeyboardInterrupt:
+            end_quietly()
+        sys.__unraisablehook__(unraisable)
+
+    signal.signal(signal.SIGINT, end_quietly)
+    sys.unraisablehook = report
+else:
+    end_quietly = None  # a library leaves signals to the program that imports it
 
 import fire
 import numpy as np
@@ -60,7 +85,8 @@ def to_float32(array):
 
     Axes stored in the other order would be rounded differently in a product.
     """
-    return np.require(array, dtype=np.float32, requirements=["C", "A"])
+    with np.errstate(all="ignore"):  # a float64 that is too large becomes infinity, and that is noticed later
+        return np.require(array, dtype=np.float32, requirements=["C", "A"])
 
 
 # safetensors' names of types, and what NumPy calls them. NumPy has no bfloat16: its two bytes are read as an integer.
@@ -100,7 +126,7 @@ def read_safetensors_header(path):
 
     data_start, data_size = 8 + header_size, file_size - 8 - header_size
     for name, entry in header.items():
-        where = f"{path}: tensor {name!r}"
+        where = f"{path}: tensor {name!r:.100}"
         if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
             raise ValueError(f"{where}: dtype, shape and data_offsets are expected, not {entry!r:.60}")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -115,14 +141,15 @@ def read_safetensors_header(path):
             raise ValueError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
         n_bytes = math.prod(shape) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
         if n_bytes != end - begin:
-            raise ValueError(f"{where}: {dtype} of shape {shape} takes {n_bytes} bytes, but there are {end - begin}")
+            asked = f"{dtype} of shape {str(shape):.60} takes {n_bytes} bytes"
+            raise ValueError(f"{where}: {asked}, but there are {end - begin}")
 
     last_end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         if begin != last_end:
             fault = "overlaps the tensor before it" if begin < last_end else "leaves a gap before it"
-            raise ValueError(f"{path}: tensor {name!r}: {fault}: begins at byte {begin}, not at {last_end}")
+            raise ValueError(f"{path}: tensor {name!r:.100}: {fault}: begins at byte {begin}, not at {last_end}")
         last_end = end
     if last_end != data_size:
         raise ValueError(f"{path}: {data_size - last_end} bytes after the last tensor belong to none")
@@ -141,14 +168,16 @@ def read_safetensors(path):
 
     def stored(name, dtype, shape, begin, end):
         def float32():
+            where = f"{path}: tensor {name!r:.100}"
             raw = data[begin:end]
             if data_start % 4:  # older files, OpenAI's GPT-2 among them, are not aligned: BLAS would copy each time
                 raw = np.fromfile(path, dtype=np.uint8, count=end - begin, offset=data_start + begin)
-            raw = raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
+            with naming_faults(where):  # [0, 2**62] takes no bytes, but NumPy has no such array
+                raw = raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
                 return (raw.astype(np.uint32) << 16).view(np.float32)
             if dtype not in FLOATS.values():
-                raise ValueError(f"{path}: tensor {name!r}: weights of type {dtype}; F32, F16, BF16, F64 are supported")
+                raise ValueError(f"{where}: weights of type {dtype}; F32, F16, BF16, F64 are supported")
             return to_float32(raw)
 
         return StoredTensor(dtype, tuple(shape), end - begin, float32)
@@ -162,8 +191,8 @@ def read_weight_map(index_path):
     if not isinstance(weight_map, dict):
         raise ValueError(f"{index_path}: weight_map, from tensors to files, is missing")
     for file in weight_map.values():
-        if not isinstance(file, str) or not re.fullmatch(r"[\w-][\w.-]*", file):  # a path could lead anywhere
-            raise ValueError(f"{index_path}: {file!r} is not the plain name of a file in its folder")
+        if not isinstance(file, str) or not re.fullmatch(r"[\w-][\w.-]{,99}", file):  # a path could lead anywhere
+            raise ValueError(f"{index_path}: {file!r:.100} is not the plain name of a file in its folder")
     return weight_map
 
 
@@ -173,7 +202,7 @@ def read_sharded_safetensors(index_path):
     tensors = {}
     for file in sorted(set(weight_map.values())):
         shard_path = index_path.parent / file
-        if not shard_path.is_file():
+        if not has_file(index_path.parent, file):
             raise ValueError(f"{index_path}: {file} is missing")
         shard = read_safetensors(shard_path)
         names = [name for name in weight_map if weight_map[name] == file]
@@ -205,6 +234,10 @@ def write_safetensors(path, tensors, metadata=None):
             file.write(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
 
 
+NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+MAX_UNPACKED = 64  # times the size of a .npz; deflate packs zeros to a 1000th, weights to a half at best
+
+
 def read_npz(path):
     """Read a .npz file -> {name: StoredTensor}, {file name: text}.
 
@@ -212,32 +245,42 @@ def read_npz(path):
     files of the model beside them. Python objects are never unpickled. Raises ValueError, naming file and tensor.
     """
 
-    def stored(name, dtype, shape, n_bytes):
+    def stored(member, name, dtype, shape, n_bytes):
         def float32():
-            with naming_faults(f"{path}: tensor {name!r}"), np.load(path, allow_pickle=False) as archive:
-                return to_float32(archive[name])
+            with naming_faults(f"{path}: tensor {name!r:.100}"), archive.open(member) as file:
+                return to_float32(np.lib.format.read_array(file, allow_pickle=False))
 
         return StoredTensor(FLOATS.get(dtype.name, dtype.name), shape, n_bytes, float32)
 
     tensors, files = {}, {}
     with naming_faults(f"{path}: not a whole .npz file"):
-        archive = zipfile.ZipFile(path)
-    with archive:
-        for member in archive.infolist():
-            name = member.filename.removesuffix(".npy")
-            with naming_faults(f"{path}: tensor {name!r}"), archive.open(member) as file:
+        archive = zipfile.ZipFile(path)  # stays open for the tensors: each time, it would read its whole table again
+    unpacked, packed = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+    if unpacked > 1_000_000 + MAX_UNPACKED * packed:
+        sizes = f"{in_units(packed)} that would unpack to {in_units(unpacked)}"
+        raise ValueError(f"{path}: {sizes}: a zip bomb? No weights shrink to a {MAX_UNPACKED}th")
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        with naming_faults(f"{path}: tensor {name!r:.100}"):
+            if name in tensors or name in files:
+                raise ValueError("it is there twice")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError("packed in another way than NumPy's two, np.savez and np.savez_compressed")
+            with archive.open(member) as file:
                 if name in TEXT_FILES:
                     files[name] = file.read().decode("utf-8")
                     continue
                 version = np.lib.format.read_magic(file)
-                read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-                shape, _, dtype = read_header[version](file)
+                if version not in NPY_HEADERS:
+                    raise ValueError(f"version {version} of the .npy format; 1.0 and 2.0 are supported")
+                shape, _, dtype = NPY_HEADERS[version](file)
                 n_bytes, n_found = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
                 if dtype.kind != "f":
                     raise ValueError(f"an array of dtype {dtype}, not of floats")
                 if n_bytes != n_found:
-                    raise ValueError(f"{dtype} of shape {list(shape)} takes {n_bytes} bytes, the file holds {n_found}")
-                tensors[name] = stored(name, dtype, shape, n_bytes)
+                    asked = f"{dtype} of shape {str(list(shape)):.60}"
+                    raise ValueError(f"{asked} takes another number of bytes than the {n_found} of the file")
+                tensors[name] = stored(member, name, dtype, shape, n_bytes)
     return tensors, files
 
 
@@ -245,9 +288,9 @@ def write_npz(path, tensors, files):
     """Write `{name: array}` and the text files of the model as one .npz, whole or not at all."""
     with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
         for name, text in files.items():
-            archive.writestr(name, text)
+            archive.writestr(zipfile.ZipInfo(name), text)  # a ZipInfo has a fixed date: always the same file
         for name, array in tensors.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, array, allow_pickle=False)
 
 
@@ -269,8 +312,29 @@ def read_gguf(path):
         import gguf
     except ImportError:
         raise ValueError(f"{path}: GGUF files need the gguf package: pip install gguf") from None
+
+    class Reader(gguf.GGUFReader):
+        """The package's, which reads past the end of the file, and on and on, and makes an array of each number."""
+
+        def _get(self, offset, dtype, count=1, **options):
+            self.data = np.asarray(self.data)  # a plain array: views of it cost a fifth of what memmap's do
+            values = super()._get(offset, dtype, count, **options)
+            if len(values) != count:
+                raise ValueError(f"it is cut off, or the {count} values at byte {offset} are a mistake")
+            return values
+
+        def _get_field_parts(self, offset, raw_type):
+            if raw_type == gguf.GGUFValueType.ARRAY:
+                kind, length = self._get(offset, np.uint32), self._get(offset + 4, np.uint64)
+                dtype = self.gguf_scalar_to_np.get(gguf.GGUFValueType(kind[0]))
+                if dtype:
+                    values = self._get(offset + 12, dtype, length[0])
+                    types = [gguf.GGUFValueType.ARRAY, gguf.GGUFValueType(kind[0])]
+                    return 12 + values.nbytes, [kind, length, values], [2], types
+            return super()._get_field_parts(offset, raw_type)
+
     with naming_faults(f"{path}: not a whole GGUF file"):
-        reader = gguf.GGUFReader(path)
+        reader = Reader(path)
         fields = {key: field.contents() for key, field in reader.fields.items()}
     supported = {
         "general.architecture": ("gpt2",),
@@ -279,17 +343,17 @@ def read_gguf(path):
     }
     for key, values in supported.items():
         if fields.get(key) not in values:
-            raise ValueError(f"{path}: {key} is {fields.get(key)!r}; only {values[0]!r} is supported")
+            raise ValueError(f"{path}: {key} is {fields.get(key)!r:.60}; only {values[0]!r} is supported")
 
     def stored(tensor, transposed):
         shape = [int(n) for n in tensor.shape]  # GGUF counts axes from the inside, NumPy from the outside
 
         def float32():
-            try:
-                values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape[::-1])
-            except NotImplementedError:
-                reason = f"the gguf package makes no floats of {dtype}"
-                raise ValueError(f"{path}: tensor {tensor.name!r}: {reason}") from None
+            with naming_faults(f"{path}: tensor {tensor.name!r:.100}"):
+                try:
+                    values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape[::-1])
+                except NotImplementedError:
+                    raise ValueError(f"the gguf package makes no floats of {dtype}") from None
             return to_float32(np.asarray(values.T if transposed else values))
 
         dtype = tensor.tensor_type.name
@@ -297,31 +361,32 @@ def read_gguf(path):
 
     tensors = {}
     for tensor in reader.tensors:
-        block, part, kind = re.fullmatch(r"(?:blk\.(\d+)\.)?(.*?)((?:\.weight|\.bias)?)", tensor.name).groups()
+        block, part, kind = re.fullmatch(r"(?s)(?:blk\.(\d+)\.)?(.*?)((?:\.weight|\.bias)?)", tensor.name).groups()
         name = (f"h.{block}." if block else "") + GGUF_NAMES.get(part, part) + kind
         tensors[name] = stored(tensor, part in GGUF_LINEARS and kind == ".weight")
 
-    config = {
-        "model_type": "gpt2",
-        "n_positions": fields.get("gpt2.context_length"),
-        "n_embd": fields.get("gpt2.embedding_length"),
-        "n_layer": fields.get("gpt2.block_count"),
-        "n_head": fields.get("gpt2.attention.head_count"),
-        "n_inner": fields.get("gpt2.feed_forward_length"),
-        # A float32 in the file: the shortest decimal number that it can stand for is the one that was meant.
-        "layer_norm_epsilon": float(str(np.float32(fields.get("gpt2.attention.layer_norm_epsilon", 1e-5)))),
-        "vocab_size": tensors["wte.weight"].shape[0] if "wte.weight" in tensors else None,
-        "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
-    }
-    files = {"config.json": json.dumps(config)}
-    if "tokenizer.ggml.tokens" in fields:
-        tokens, merges = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.merges", [])
-        kinds = fields.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
-        unused, added = (gguf.TokenType.UNUSED,), (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
-        vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind not in unused}
-        files["vocab.json"] = json.dumps(vocab)
-        files["merges.txt"] = "#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges)
-        files["added_tokens.json"] = json.dumps({token: i for token, i in vocab.items() if kinds[i] in added})
+    with naming_faults(f"{path}: metadata"):
+        config = {
+            "model_type": "gpt2",
+            "n_positions": fields.get("gpt2.context_length"),
+            "n_embd": fields.get("gpt2.embedding_length"),
+            "n_layer": fields.get("gpt2.block_count"),
+            "n_head": fields.get("gpt2.attention.head_count"),
+            "n_inner": fields.get("gpt2.feed_forward_length"),
+            # A float32 in the file: the shortest decimal number that it can stand for is the one that was meant.
+            "layer_norm_epsilon": float(str(np.float32(fields.get("gpt2.attention.layer_norm_epsilon", 1e-5)))),
+            "vocab_size": tensors["wte.weight"].shape[0] if "wte.weight" in tensors else None,
+            "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+        }
+        files = {"config.json": json.dumps(config)}
+        if "tokenizer.ggml.tokens" in fields:
+            tokens, merges = fields["tokenizer.ggml.tokens"], fields.get("tokenizer.ggml.merges", [])
+            kinds = fields.get("tokenizer.ggml.token_type", [gguf.TokenType.NORMAL] * len(tokens))
+            unused, added = (gguf.TokenType.UNUSED,), (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED)
+            vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, kinds)) if kind not in unused}
+            files["vocab.json"] = json.dumps(vocab)
+            files["merges.txt"] = "#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges)
+            files["added_tokens.json"] = json.dumps({token: i for token, i in vocab.items() if kinds[i] in added})
     return tensors, files
 
 
@@ -339,7 +404,8 @@ def replacing(path):
 
 FAULTS = (
     ValueError, LookupError, TypeError, AttributeError, OverflowError, EOFError, RuntimeError,
-    zipfile.BadZipFile, zlib.error,
+    zipfile.BadZipFile, zlib.error, struct.error,
+    SyntaxError, python_tokens.TokenError, MemoryError,  # from Python's parser, which NumPy gives the headers of arrays
 )  # fmt: skip
 
 
@@ -347,9 +413,11 @@ FAULTS = (
 def naming_faults(where):
     """Turn what libraries raise for a broken file into a ValueError that begins with `where`."""
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says it, or it is none
+            yield
     except FAULTS as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {str(error) or type(error).__name__:.700}") from None
 
 
 def read_text(path):
@@ -363,8 +431,8 @@ def parse_json(text, where):
     def unique(pairs):
         result = dict(pairs)
         if len(result) != len(pairs):
-            twice = next(key for i, (key, _) in enumerate(pairs) if key in dict(pairs[:i]))
-            raise ValueError(f"{twice!r} is there twice")
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"{twice!r:.60} is there twice")
         return result
 
     try:
@@ -377,12 +445,30 @@ def parse_json(text, where):
 
 
 def is_list_of_sizes(value):
-    return isinstance(value, list) and len(value) <= 32 and all(type(n) is int and n >= 0 for n in value)
+    return isinstance(value, list) and len(value) <= 32 and all(type(n) is int and 0 <= n < 2**63 for n in value)
 
 
 def listed(names, limit=10):
+    """Names for a message, of any number and length -> text."""
     names = list(names)
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    shown = ", ".join(f"{name:.60}" for name in names[:limit])
+    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def has_file(folder, name):
+    """Whether a model's folder has this file. Raises ValueError for a link that leads out of the folder.
+
+    With such links, a model from somebody else could have any file of this machine read. Hugging Face's cache is built
+    of links, from `snapshots` to `blobs`: those are followed.
+    """
+    path = folder / name
+    if not path.is_file():
+        return False
+    target = path.resolve()
+    in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not in_cache and not target.is_relative_to(folder.resolve()):
+        raise ValueError(f"{path}: a link out of its folder, to {target}, which is not followed: put the file there")
+    return True
 
 
 # ---------------------------------------------------------------- from files to params
@@ -416,9 +502,9 @@ def open_checkpoint(path):
             "you trust it, load it with transformers; save_pretrained(folder) then writes it as model.safetensors"
         )
     if path.is_dir():
-        if (path / "model.safetensors").is_file():
+        if has_file(path, "model.safetensors"):
             tensors, files = read_safetensors(path / "model.safetensors"), {}
-        elif (path / "model.safetensors.index.json").is_file():
+        elif has_file(path, "model.safetensors.index.json"):
             tensors, files = read_sharded_safetensors(path / "model.safetensors.index.json"), {}
         else:
             others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf"))
@@ -436,7 +522,7 @@ def open_checkpoint(path):
     else:
         raise ValueError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
     folder = path if path.is_dir() else path.parent
-    files = files or {name: read_text(folder / name) for name in TEXT_FILES if (folder / name).is_file()}
+    files = files or {name: read_text(folder / name) for name in TEXT_FILES if has_file(folder, name)}
     return Checkpoint(path, tensors, files)
 
 
@@ -457,7 +543,7 @@ def read_config(checkpoint):
     config = {key: value for key, value in config.items() if value is not None}  # null means "as usual"
 
     def refuse(key, instead):
-        raise ValueError(f"{where}: {key} {config[key]!r} is not supported: {instead}")
+        raise ValueError(f"{where}: {key} {config[key]!r:.60} is not supported: {instead}")
 
     if config.get("model_type", "gpt2") != "gpt2":
         refuse("model_type", "only gpt2 is")
@@ -472,8 +558,8 @@ def read_config(checkpoint):
     if missing:
         raise ValueError(f"{where}: {', '.join(missing)} missing")
     for key in (*sizes.values(), "n_inner"):
-        if type(config.get(key, 1)) is not int or config.get(key, 1) < 1:
-            refuse(key, "it must be a whole number above 0")
+        if type(config.get(key, 1)) is not int or not 0 < config.get(key, 1) < 2**31:
+            refuse(key, "it must be a whole number above 0, and no larger than GPT-2 can be")
     if config["n_embd"] % config["n_head"]:
         refuse("n_head", f"n_embd {config['n_embd']} cannot be divided by it")
 
@@ -525,7 +611,7 @@ def check_tensors(checkpoint, config):
     for full_name, tensor in checkpoint.tensors.items():
         name = full_name.removeprefix("transformer.")
         if name in found:
-            raise ValueError(f"{where}: {name} is there twice, with and without the prefix 'transformer.'")
+            raise ValueError(f"{where}: {name:.100} is there twice, with and without the prefix 'transformer.'")
         if not re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name):
             found[name] = tensor
     lm_head = found.pop("lm_head.weight", None)
@@ -556,7 +642,8 @@ def tie(lm_head, wte, where):
         if all(np.array_equal(a[i], b[i]) for i in rows):
             return wte
         # GGUF files often hold the one matrix twice, in two types of which one is quantised: then they are near.
-        error, size = sum(np.sum((a[i] - b[i]) ** 2) for i in rows), sum(np.sum(b[i] ** 2) for i in rows)
+        with np.errstate(all="ignore"):  # infinite squares are no reason to call them near
+            error, size = sum(np.sum((a[i] - b[i]) ** 2) for i in rows), sum(np.sum(b[i] ** 2) for i in rows)
         if not {lm_head.dtype, wte.dtype} <= {"F64", "F32", "F16", "BF16"} and error < 0.1 * size:
             return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
     raise ValueError(
@@ -573,17 +660,26 @@ def load_params(checkpoint, n_tokens=None):
     {"wte": [n_vocab, n_embd], "wpe": [n_ctx, n_embd], "blocks": [{"ln_1": {"g", "b"}, "attn": {"c_attn": {"w", "b"},
     "c_proj": {"w", "b"}}, "ln_2": ..., "mlp": {"c_fc": {"w", "b"}, "c_proj": {"w", "b"}}}], "ln_f": {"g", "b"}}.
     n_tokens: tokens that the tokenizer has. Rows of wte beyond them are cut off, so that they are never generated.
-    Raises ValueError as `read_config` and `check_tensors` do.
+    Raises ValueError as `read_config` and `check_tensors` do, and for a tensor with NaN or infinity, by name.
     """
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
     config["n_vocab"] = min(config["n_vocab"], n_tokens or config["n_vocab"])
 
+    def array(name):
+        """A tensor as float32, without NaN and infinity: one of them would spread to all logits, in silence."""
+        x = tensors[name].float32()
+        with np.errstate(all="ignore"):
+            squares = np.vdot(x, x)  # by far the fastest way to read all numbers; finite only if they are
+        if not np.isfinite(squares) and not np.all(np.isfinite(x)):
+            raise ValueError(f"{checkpoint.path}: {name} holds NaN or infinity; the file is damaged, get it again")
+        return x
+
     def linear(name):
-        return {"w": tensors[f"{name}.weight"].float32(), "b": tensors[f"{name}.bias"].float32()}
+        return {"w": array(f"{name}.weight"), "b": array(f"{name}.bias")}
 
     def layer_norm(name):
-        ln = {"g": tensors[f"{name}.weight"].float32(), "b": tensors[f"{name}.bias"].float32()}
+        ln = {"g": array(f"{name}.weight"), "b": array(f"{name}.bias")}
         eps = config["layer_norm_epsilon"]
         return ln if eps == 1e-5 else {**ln, "eps": eps}  # 1e-5 is the default of the versions' layer_norm
 
@@ -609,8 +705,8 @@ def load_params(checkpoint, n_tokens=None):
         for i in range(config["n_layer"])
     ]
     params = {
-        "wte": tensors["wte.weight"].float32()[: config["n_vocab"]],
-        "wpe": tensors["wpe.weight"].float32(),
+        "wte": array("wte.weight")[: config["n_vocab"]],
+        "wpe": array("wpe.weight"),
         "blocks": blocks,
         "ln_f": layer_norm("ln_f"),
     }
@@ -762,6 +858,8 @@ def load_encoder(checkpoint, config=None):
         return NoEncoder(where)
 
     all_ids = {**vocab, **{text: flags["id"] for text, flags in added.items()}}
+    if not all(isinstance(text, str) for text in all_ids):
+        raise ValueError(f"{where}: the tokens of a vocabulary must be texts")
     ids_fit = all(type(i) is int and 0 <= i < 2**31 for i in all_ids.values())
     if not ids_fit or len(set(all_ids.values())) != len(all_ids):
         raise ValueError(f"{where}: the ids of a vocabulary must be different whole numbers from 0 on")
@@ -771,12 +869,14 @@ def load_encoder(checkpoint, config=None):
         raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
     merge_ranks, last_id = {}, -1
     for rank, (left, right) in enumerate(merges):
-        if not all(token in vocab for token in (left, right, left + right)) or not alphabet.keys() >= {*left, *right}:
-            raise ValueError(f"{where}: merge {rank} ({left} {right}): it, or what it makes, is not in the vocabulary")
+        is_known = left and right and all(token in vocab for token in (left, right, left + right))
+        name = f"merge {rank} ({left:.60} {right:.60})"
+        if not is_known or not alphabet.keys() >= {*left, *right}:
+            raise ValueError(f"{where}: {name}: it, or what it makes, is not in the vocabulary")
         # tiktoken is given no list of merges: of all neighbours it joins those that make the lowest id.
         if vocab[left + right] <= last_id:
             raise ValueError(
-                f"{where}: merge {rank} ({left} {right}) makes id {vocab[left + right]}, the one before it {last_id}: "
+                f"{where}: {name} makes id {vocab[left + right]}, the one before it {last_id}: "
                 "only vocabularies in the order of their merges are supported"
             )
         last_id = vocab[left + right]
@@ -786,8 +886,9 @@ def load_encoder(checkpoint, config=None):
     others = {text: i for text, i in all_ids.items() if i not in merged}
     config = config or {"n_vocab": None, "eos_token_id": None}
     eot = all_ids.get(EOT, config["eos_token_id"])
-    eot = eot if eot in all_ids.values() else None
-    return Encoder(tokens, merge_ranks, others, added, eot, config["n_vocab"], add_prefix_space)
+    eot = eot if type(eot) is int and eot in all_ids.values() else None  # 1.0 and true are in [1] as well
+    with naming_faults(f"{where}: tokenizer"):  # as of a token that is no Unicode
+        return Encoder(tokens, merge_ranks, others, added, eot, config["n_vocab"], add_prefix_space)
 
 
 def read_tokenizer_json(files, where):
@@ -812,6 +913,8 @@ def read_tokenizer_json(files, where):
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
         if not all(len(merge) == 2 and isinstance("".join(merge), str) for merge in merges):
             raise ValueError("merges are pairs of tokens")
+        if not isinstance(model["vocab"], dict):
+            raise ValueError("a vocabulary is an object, from tokens to ids")
         added = {flags["content"]: {**flags, "id": flags["id"]} for flags in tokenizer.get("added_tokens") or []}
         added.pop("", None)
         return dict(model["vocab"]), merges, added, splitter.get("add_prefix_space", False)
@@ -930,7 +1033,8 @@ def find_in_cache(repo):
     """The snapshot of a model in the cache of Hugging Face's libraries, if it is there with all its files, or None."""
     env = os.environ.get
     home = Path(env("HF_HOME") or Path(env("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
-    cache = Path(env("HF_HUB_CACHE") or env("HUGGINGFACE_HUB_CACHE") or home / "hub").expanduser()
+    # os.path, since a Path raises RuntimeError where nobody knows a home, as for a user without a name in a container.
+    cache = Path(os.path.expanduser(env("HF_HUB_CACHE") or env("HUGGINGFACE_HUB_CACHE") or home / "hub"))
     # The models of `HUB` had ids without an organisation once, such as "gpt2".
     for name in [repo, repo.split("/")[1]] if repo in HUB.values() else [repo]:
         folder = cache / f"models--{name.replace('/', '--')}"
@@ -1129,8 +1233,9 @@ def locked(path):
         else:
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
         # The one before may have removed the file that was waited for: then the lock is worth nothing.
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
-            break
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                break
         file.close()
     try:
         yield
@@ -1191,28 +1296,47 @@ def run(main, **commands):
     commands: functions that are run instead where the first argument is their name, as in `verify --model tales`.
     Prompts and text flags arrive as typed; the default of a flag says whether its value is text, a whole number, a
     number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with
-    a dash. ValueError and OSError end as one line on stderr and exit status 2, Ctrl-C quietly with 130; any other error
-    is a bug and keeps its traceback.
+    a dash. ValueError, OSError and MemoryError end as one line on stderr and exit status 2, Ctrl-C quietly with 130;
+    any other error is a bug and keeps its traceback.
     """
+    if not sys.stderr:  # there is none after `2>&-`; what is printed there would be printed among the results
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
     show_everything(sys.stdout)
     show_everything(sys.stderr)
     try:
-        argv, name = sys.argv[1:], Path(sys.argv[0]).name
-        if argv and argv[0] in commands:
-            call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
-        else:
-            call_with_fire(main, argv, name)
-        if sys.stdout:  # there is none after `>&-`
-            sys.stdout.flush()
-    except BrokenPipeError:  # the reader has enough, as in `... | head`; without this Python would try again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        try:
+            if end_quietly:  # by an exception, now that there are files to close and to remove
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            argv, name = sys.argv[1:], Path(sys.argv[0]).name
+            if argv and argv[0] in commands:
+                call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
+            else:
+                call_with_fire(main, argv, name)
+            if sys.stdout:  # there is none after `>&-`
+                sys.stdout.flush()
+        finally:
+            if end_quietly:  # again: what is left is Python's own end
+                signal.signal(signal.SIGINT, end_quietly)
+    except BrokenPipeError:  # the reader has enough, as in `... | head`
+        drop_what_is_left()
         sys.exit(141)  # what a shell reports for a closed pipe
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MemoryError) as error:
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
+        message = f"not enough memory: {message}" if isinstance(error, MemoryError) else message
         print("error:", " ".join(message.split()), file=sys.stderr)
+        drop_what_is_left()
         sys.exit(2)
+
+
+def drop_what_is_left():
+    """Give up what stdout and stderr cannot take. Python would try again at exit, report it, and end with 120."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 TYPED = "\0"  # stands before arguments that are no flags, so that fire takes "-" and "--x" as typed; none contains it
@@ -1311,6 +1435,9 @@ def parser_for(key, kind):
 
 # ---------------------------------------------------------------- prompts, streams and jobs
 
+MAX_PROMPTS = 1 << 28  # bytes of a file of prompts; without a limit, /dev/zero would fill the memory
+MAX_ROWS = 100_000  # continuations at once: logits alone take 800 MB then, with as few tokens as the bundled model has
+
 
 def read_prompts(prompts, prompts_file=None):
     """Prompts from the command line or from a file -> list of {"prompt": text}, with "id" where the file gives one.
@@ -1325,7 +1452,10 @@ def read_prompts(prompts, prompts_file=None):
     where = "standard input" if prompts_file == "-" else prompts_file
     if prompts_file == "-" and not sys.stdin:
         raise ValueError("standard input is closed, but --prompts_file - reads from it")
-    data = sys.stdin.buffer.read() if prompts_file == "-" else Path(prompts_file).read_bytes()
+    with contextlib.nullcontext(sys.stdin.buffer) if prompts_file == "-" else open(prompts_file, "rb") as file:
+        data = file.read(MAX_PROMPTS + 1)
+    if len(data) > MAX_PROMPTS:
+        raise ValueError(f"{where}: more than {MAX_PROMPTS} bytes: is it a file of prompts? Else split it")
     try:
         lines = data.decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
@@ -1340,8 +1470,19 @@ def read_prompts(prompts, prompts_file=None):
         record = json.loads(line) if is_json_object(line) else {}
         if not isinstance(record.get("prompt"), str):
             raise ValueError(f'{where}, line {number}: not a JSON object with a text "prompt", as the first line is')
+        if is_deep(record.get("id")):
+            raise ValueError(f'{where}, line {number}: "id" has lists in lists in lists, too deep to be written again')
         records.append({key: record[key] for key in ("prompt", "id") if key in record})
     return records
+
+
+def is_deep(value, limit=100):
+    """Whether a JSON value is nested deeper than this. Python writes a little less deep than it reads."""
+    level = [value]
+    for _ in range(limit):
+        boxes = [box.values() if isinstance(box, dict) else box for box in level if isinstance(box, (dict, list))]
+        level = [value for box in boxes for value in box]
+    return bool(level)
 
 
 def is_json_object(line):
@@ -1408,6 +1549,9 @@ def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=Fa
     as_json: print a JSON object a result. out: add those to this file, and leave out what is in it already.
     """
     n_samples, batch_size = settings["n_samples"], settings["batch_size"]
+    n_rows = n_samples * min(batch_size, len(records))
+    if n_rows > MAX_ROWS:
+        raise ValueError(f"{n_rows} continuations at once; {MAX_ROWS} is the limit: lower --n_samples or --batch_size")
     by_length = sorted(range(len(records)), key=lambda i: len(prompt_ids[i]))  # so that a batch needs few pads
     batches = [sorted(by_length[start : start + batch_size]) for start in range(0, len(records), batch_size)]
     batches = [[(i, sample) for i in batch for sample in range(n_samples)] for batch in batches]
@@ -1518,12 +1662,18 @@ def job_file(out, settings, records):
     settings = json.loads(json.dumps(settings))  # as they come back from a file
     job_path = Path(f"{out}.job")
     with open(out, "ab+") as results:
+        if fcntl:  # this file too, since it may have two names; on Windows nobody could read it then
+            try_to_lock(results, f"{out}: another job is writing it")
         if results.tell() > 0 and not job_path.exists():
             raise ValueError(f"{out}: is there already, without {job_path.name} beside it: give another --out")
-        with open(job_path, "a+", encoding="utf-8") as job:
+        with open(job_path, "a+", encoding="utf-8", errors="replace") as job:
             try_to_lock(job, f"{out}: another job is writing it")
             done, end = set(), 0
             if results.seek(0, os.SEEK_END) == 0:
+                job.seek(0)
+                first = job.readline()  # "{", or the beginning of it: a kill may have come in between
+                if first and (not first.startswith("{") or is_json_object(first)):
+                    raise ValueError(f"{job_path}: is there already and is no job's: give another --out")
                 settings = with_seed(settings)
                 job.truncate(0)
                 job.write(json.dumps(settings, indent=1) + "\n")
@@ -1533,7 +1683,9 @@ def job_file(out, settings, records):
                 job.seek(0)
                 stored = parse_json(job.read(), job_path)
                 if settings["seed"] is None:
-                    settings["seed"] = stored.get("seed")  # the one it began with
+                    settings["seed"] = seed = stored.get("seed")  # the one it began with
+                    if seed is not None and (type(seed) is not int or seed < 0):
+                        raise ValueError(f"{job_path}: seed {seed!r:.60} is not a whole number from 0 on")
                 other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
                 if other:
                     names = ", ".join(other)
@@ -1543,7 +1695,8 @@ def job_file(out, settings, records):
                     if line.endswith(b"\n"):
                         result = parse_json(line.decode("utf-8", "replace"), f"{out}: a line of results")
                         row = result.get("index"), result.get("sample", 0)
-                        if not all(type(n) is int for n in row):
+                        limits = len(records), settings["n_samples"]
+                        if not all(type(n) is int and 0 <= n < limit for n, limit in zip(row, limits)):
                             raise ValueError(f"{out}: holds a line that is no result of this job: take it out")
                         done.add(row)
                         end += len(line)
@@ -1702,10 +1855,17 @@ def convert(model, out, models_dir="models", dtype=None):
     if out.suffix == ".npz":
         write_npz(out, tensors, checkpoint.files)
     else:
-        out.mkdir(parents=True)
-        for name, text in checkpoint.files.items():
-            (out / name).write_text(text, encoding="utf-8", newline="\n")
-        write_safetensors(out / "model.safetensors", tensors, {"format": "pt"})  # transformers wants to be told
+        part = Path(f"{out}.part")  # becomes `out` when it is whole
+        if part.exists():
+            raise ValueError(f"{part} exists already, maybe from an attempt that was broken off: remove it")
+        part.mkdir(parents=True)
+        try:
+            for name, text in checkpoint.files.items():
+                (part / name).write_text(text, encoding="utf-8", newline="\n")
+            write_safetensors(part / "model.safetensors", tensors, {"format": "pt"})  # transformers wants to be told
+            os.replace(part, out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     print(out)
 
 

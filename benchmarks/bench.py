@@ -1,6 +1,7 @@
 """Speed and memory of every version and of transformers, measured side by side in one run.
 
-    python benchmarks/bench.py                   # everything: about 50 minutes on 2 cores
+    python benchmarks/bench.py                   # everything: about 35 minutes on 2 cores
+    python benchmarks/bench.py --goals           # what the goals need, in as many rounds: about 12 minutes
     python benchmarks/bench.py --quick           # two minutes
     python benchmarks/bench.py --only decode,prefill --rounds 9
     python benchmarks/bench.py --model tales     # a model's own weights instead of random ones of GPT-2's size
@@ -29,7 +30,6 @@ sys.path.insert(0, str(ROOT))
 
 import fire  # noqa: E402
 import numpy as np  # noqa: E402
-import threadpoolctl  # noqa: E402
 
 import utils  # noqa: E402
 
@@ -46,7 +46,7 @@ NO_CACHE = ("v0", "v1", "v2")
 PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 8, 900  # tokens of context at which decoding starts
-BLOCK = re.compile(r"(<!-- benchmark -->\n).*?(<!-- end of benchmark -->)", re.DOTALL)  # of docs/performance.md
+BLOCK = re.compile(r"(<!-- build: benchmark -->\n).*?(<!-- end -->)", re.DOTALL)  # of docs/performance.md
 
 
 # ---------------------------------------------------------------- the sides
@@ -402,7 +402,7 @@ def measure_decode(sides, hparams, clock, limits, context, batches, n_steps):
     return cases
 
 
-def measure_prefill(sides, hparams, clock, quick):
+def measure_prefill(sides, hparams, clock, goals):
     """Seconds until the logits after the prompts are there, and the cache is full."""
     ragged = np.linspace(16, 512, 8).astype(int).tolist()
     cases = []
@@ -411,22 +411,25 @@ def measure_prefill(sides, hparams, clock, quick):
             print(f"prefill {name}: skipped, the model takes {hparams['n_ctx']} tokens", file=sys.stderr)
             continue
         prompts = prompts_of(lengths, hparams)
-        names = [s for s in sides if not (quick and s == "v5" and name != "1×1000")]  # slow, and without a goal here
+        names = [s for s in sides if not (goals and s == "v5" and name != "1×1000")]  # slow, and without a goal here
         runs = {s: partial(seconds, partial(sides[s].prefill, prompts)) for s in names}
         times = clock.race(f"prefill {name}", runs, few=NO_CACHE)
         cases.append({"part": "prefill", "name": name, "lengths": lengths, "seconds": times})
     return cases
 
 
-def measure_whole(sides, hparams, clock, quick):
+def measure_whole(sides, hparams, clock, goals, quick):
     """Seconds for whole texts, prompt and new tokens, by each side's own `generate`."""
     cases = []
-    plans = [("60 tokens from 6", 1, 6, 60, sides), ("200 tokens from 10", 1, 10, 200, sides)]
-    plans.append(("8 times 20 tokens from 16", 8, 16, 20, [s for s in sides if s in ("v0", "v1")]))
-    if quick:
-        plans[0] = ("60 tokens from 6", 1, 6, 60, [s for s in sides if s not in ("v0", "v1", "v5")])
-        del plans[1]
+    plans = [
+        ("60 tokens from 6", 1, 6, 60, ("v2", "v3", "v4", PEER) if goals else sides),
+        ("200 tokens from 10", 1, 10, 200, ("v0", "v3") if goals else sides),
+        ("8 times 20 tokens from 16", 8, 16, 20, ("v0", "v1")),
+    ]
     for name, batch, length, n_new, names in plans:
+        names = [s for s in names if s in sides]
+        if quick and n_new == 200:
+            continue
         prompts = prompts_of([length] * batch, hparams)
         runs = {s: partial(seconds, partial(sides[s].generate, prompts, n_new)) for s in names}
         few = ("v1", "v2") if n_new == 200 else ()  # minutes each; v0 is in all rounds, for its bar
@@ -487,12 +490,13 @@ def print_peak(name, model, batch, n_tokens, threads):
     print(json.dumps(peaks))
 
 
-def measure_memory(names, hparams, model, threads, quick):
+def measure_memory(names, hparams, model, threads, goals, quick):
     """Peaks in bytes, each in a fresh process: a 1000-token prompt for all sides, 64×512 for those with a cache."""
     cases, n_ctx = [], hparams["n_ctx"]
-    plans = [(name, 1, min(1000, n_ctx - 4)) for name in names if not quick or name in ("v3", "v4", PEER)]
+    plans = [(name, 1, min(1000, n_ctx - 4)) for name in names if not goals or name in ("v3", "v4", PEER)]
     if not quick:
-        plans += [(name, 64, min(512, n_ctx - 4)) for name in names if name not in NO_CACHE]
+        cached = [name for name in names if name in ("v3", "v4") or not goals and name not in NO_CACHE]
+        plans += [(name, 64, min(512, n_ctx - 4)) for name in cached]
     for name, batch, n_tokens in plans:
         note(f"memory: {name}, {batch}×{n_tokens}")
         code = f"import bench; bench.print_peak({name!r}, {model!r}, {batch}, {n_tokens}, {threads})"
@@ -717,10 +721,11 @@ def report(results):
     """All tables, as Markdown."""
     limits, parts = results["limits"], []
     machine = results["machine"]
+    kind = ", quick" if results["quick"] else ", for the goals" if results["goals"] else ""
     parts.append(
         f"{results['model']}, float32, {results['n_weights']:,} weights of 4 bytes. {machine['processor']}, "
         f"{machine['threads']} threads for every side; {machine['versions']}; {results['date']}; "
-        f"{results['rounds']} rounds{', quick' if results['quick'] else ''}.\n"
+        f"{results['rounds']} rounds{kind}.\n"
     )
     parts.append(
         f"Limits, measured between the rounds: reading {limits['bandwidth'] / 1e9:.1f} GB/s "
@@ -827,6 +832,8 @@ def draw_batches(results, path):
 
 def set_threads(threads, with_torch):
     """The same number for NumPy's BLAS and for torch. Stays set for the whole process."""
+    import threadpoolctl  # not at the top: docs/build.py makes tables of results where it is not installed
+
     threadpoolctl.threadpool_limits(threads)
     if with_torch:
         import torch
@@ -836,6 +843,8 @@ def set_threads(threads, with_torch):
 
 def describe_machine(threads, with_torch):
     """What the numbers depend on."""
+    import threadpoolctl
+
     cpuinfo = Path("/proc/cpuinfo")
     match = re.search(r"model name\s*: (.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     blas = [p for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"]
@@ -884,11 +893,12 @@ def write(results, folder, pictures=True):
     return text
 
 
-def main(quick=False, rounds=None, only=None, model=None, threads=None, out=None, report_only=False):
+def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=None, out=None, report_only=False):
     """Measure, print the tables, and write them with results.json and two pictures.
 
     Args:
-        quick: two minutes: fewer rounds, fewer cases.
+        quick: two minutes: fewer rounds, and fewer cases still than with --goals.
+        goals: only the cases and sides that the goals need, in the full number of rounds.
         rounds: how often each case is measured; 7, or 3 with --quick.
         only: some of decode, context, prefill, whole, sequence, memory, with commas between them.
         model: a model's name or folder; without it, random weights of GPT-2 124M's size.
@@ -900,7 +910,8 @@ def main(quick=False, rounds=None, only=None, model=None, threads=None, out=None
     parts = PARTS if only is None else only.split(",") if isinstance(only, str) else list(only)
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
-    complete = not quick and only is None and model is None
+    goals = goals or quick
+    complete = not goals and only is None and model is None
     folder = Path(out).resolve() if out else HERE if complete or report_only else ROOT / "build" / "bench"
     if report_only:
         print(write(json.loads((folder / "results.json").read_text(encoding="utf-8")), folder))
@@ -918,6 +929,7 @@ def main(quick=False, rounds=None, only=None, model=None, threads=None, out=None
         "model": f"the model {model}" if model else "random weights of GPT-2 124M's size",
         "date": datetime.date.today().isoformat(),
         "quick": quick,
+        "goals": goals,
         "rounds": rounds,
         "machine": describe_machine(threads, with_peer),
         "hparams": hparams,
@@ -928,25 +940,25 @@ def main(quick=False, rounds=None, only=None, model=None, threads=None, out=None
     limits = Limits(threads, with_peer)
     limits.measure()
     clock = Clock(rounds, budget=3 if quick else None, rest=0.05 if quick else 0.2)
-    fast = {s: side for s, side in sides.items() if s not in NO_CACHE} if quick else sides
+    fast = {s: side for s, side in sides.items() if s not in NO_CACHE} if goals else sides
     cases, measured = [], [limits.measure()]
     if "decode" in parts:
         cases += measure_decode(fast, hparams, clock, limits, SHORT, BATCHES, 4 if quick else 8)
     if "context" in parts and hparams["n_ctx"] < LONG + 9:
         print(f"context of {LONG} tokens: skipped, the model takes {hparams['n_ctx']} tokens", file=sys.stderr)
     elif "context" in parts:
-        cases += measure_decode(fast, hparams, clock, limits, LONG, BATCHES[:1] if quick else BATCHES, 4)
+        cases += measure_decode(fast, hparams, clock, limits, LONG, BATCHES[:1] if goals else BATCHES, 4)
     measured += [m for case in cases for m in case["limits"]]
     if "prefill" in parts:
-        cases += measure_prefill(fast, hparams, clock, quick)
+        cases += measure_prefill(fast, hparams, clock, goals)
     if "whole" in parts:
-        cases += measure_whole(sides, hparams, clock, quick)
-    if "sequence" in parts:
+        cases += measure_whole(sides, hparams, clock, goals, quick)
+    if "sequence" in parts and (quick or not goals):
         cases.append(measure_sequence(sides, hparams, 1 if quick else 3, 60 if quick else 200))
     measured.append(limits.measure())
     del sides, fast, params, limits
     if "memory" in parts:
-        cases += measure_memory(names, hparams, model, threads, quick)
+        cases += measure_memory(names, hparams, model, threads, goals, quick)
     results["cases"] = cases
     (bandwidth_by, bandwidth), (peak_by, peak) = best(measured, "bandwidth"), best(measured, "peak")
     results["limits"] = {"bandwidth": bandwidth, "bandwidth_by": bandwidth_by, "peak": peak, "peak_by": peak_by}

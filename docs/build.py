@@ -30,14 +30,15 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(ROOT), str(DOCS)]
+sys.path[:0] = [str(ROOT), str(DOCS), str(ROOT / "benchmarks")]
 if "--measure" not in sys.argv:  # before NumPy comes: small models gain nothing from threads that wait for each other
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-import measure as measuring  # noqa: E402
 import numpy as np  # noqa: E402
-import pictures  # noqa: E402
 
+import bench  # noqa: E402
+import measure as measuring  # noqa: E402
+import pictures  # noqa: E402
 import utils  # noqa: E402
 
 COPIED = ("*.py", "*.md", "*.txt", "*.toml", "LICENSE", "docs", "tests", "tools", "benchmarks", "models/tales", ".ci")
@@ -345,6 +346,7 @@ def blocks(shell):
         "code": lambda body, *words: code_block(*words),
         "versions": lambda body: versions_table(),
         "measured": lambda body, what: measuring.TABLES[what](table),
+        "benchmark": lambda body: bench.report(measuring.load(bench.HERE / "results.json")),
     }
 
 

@@ -5,14 +5,14 @@ draw it needs matplotlib, to compare it does not. All pictures are 8 inches wide
 """
 from pathlib import Path
 
-import attention
-import measure
 import numpy as np
 
+import attention
 import gpt2_v1_batching
 import gpt2_v2_padding
 import gpt2_v3_kvcache
 import gpt2_v4_sampling
+import measure
 import utils
 
 INK, DIM, PALE, GREY, LINE = "#222222", "#5f5f5f", "#eef3f8", "#c9c9c9", "#8a8a8a"

@@ -191,11 +191,11 @@ def test_a_full_cache_refuses_more(version):
 
 @every_version
 def test_n_logits(version):
-    """The last positions alone, down to none: [-0:] would be all of them."""
+    """The last positions alone, down to none: [-0:] would be all of them. More than there are is all, too."""
     model = random_model()
     prompts = random_prompts([9, 9])
     logits = np.array(V0.logits(model, prompts))
-    for n in (0, 1, 4, 9):
+    for n in (0, 1, 4, 9, 12):
         last = version.module.gpt2(prompts, **model.params, n_head=model.n_head, n_logits=n)
-        assert last.shape == (2, n, model.n_vocab)
-        np.testing.assert_array_equal(last, logits[:, 9 - n :])
+        assert last.shape == (2, min(n, 9), model.n_vocab)
+        np.testing.assert_array_equal(last, logits[:, max(9 - n, 0) :])

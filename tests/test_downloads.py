@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -361,13 +361,26 @@ def test_two_processes_at_once_get_one_right_file(hub, tmp_path):
 
 
 def test_many_threads_at_once_get_one_right_file(hub, tmp_path):
-    threads = [threading.Thread(target=utils.fetch, args=(hub.url + WEIGHTS, tmp_path / "w")) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda _: utils.fetch(hub.url + WEIGHTS, tmp_path / "w"), range(8)))  # raises what they raise
     assert (tmp_path / "w").read_bytes() == DATA and leftovers(tmp_path) == []
     assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize("nth", [0, 1])
+def test_a_lock_file_that_another_removes_meanwhile_is_made_anew(tmp_path, monkeypatch, nth):
+    path, stat, calls = tmp_path / "w.lock", os.stat, []
+
+    def removed_meanwhile(name, **options):
+        if name == path:
+            if len(calls) == nth:
+                path.unlink()
+            calls.append(name)
+        return stat(name, **options)
+
+    monkeypatch.setattr(os, "stat", removed_meanwhile)
+    with utils.locked(path):
+        assert os.listdir(tmp_path) == ["w.lock"]
 
 
 def test_a_process_that_dies_leaves_no_lock_behind(hub, tmp_path):

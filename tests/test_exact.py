@@ -122,13 +122,17 @@ def test_scores_and_logprobs_are_the_same_alone_and_in_a_batch():
 
 
 class Uneven(np.ndarray):
-    """A matrix whose products are rounded otherwise in the first row of blocks of more than `even_up_to` rows."""
+    """A matrix whose products are rounded otherwise in the first row of blocks of more than `even_up_to` rows.
+
+    NumPy multiplies in np.longdouble, so that no kernel of BLAS has a say in it.
+    """
 
     even_up_to = 0
 
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        y = getattr(ufunc, method)(*(np.asarray(x) for x in inputs), **kwargs)
-        if ufunc is np.matmul and y.shape[-2] > self.even_up_to:
+    def __array_ufunc__(self, ufunc, method, x, w, **kwargs):
+        assert ufunc is np.matmul and method == "__call__" and not kwargs
+        y = (np.asarray(x, np.longdouble) @ np.asarray(w, np.longdouble)).astype(w.dtype)
+        if y.shape[-2] > self.even_up_to:
             y[..., 0, :] = np.nextafter(y[..., 0, :], np.inf, dtype=y.dtype)
         return y
 

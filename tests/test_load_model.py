@@ -97,6 +97,23 @@ def test_shapes_are_checked_against_the_config(tmp_path, name, shape):
     refused(folder, name, list(shape), "config.json")
 
 
+@pytest.mark.parametrize("name", ["wte.weight", "wpe.weight", "h.1.attn.c_attn.bias", "h.0.mlp.c_fc.bias", "ln_f.bias"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_nan_and_infinity_are_reported_with_the_tensor_s_name(tmp_path, name, value, dtype):
+    tensors = make_tensors(dtype=dtype)
+    tensors[name].flat[-1] = value
+    refused(write_folder(tmp_path / "m", tensors=tensors), name, "NaN or infinity")
+
+
+def test_large_weights_are_no_damage(tmp_path):
+    """Their squares are infinite in float32; they are not."""
+    tensors = make_tensors()
+    tensors["ln_f.weight"][:] = 3e38
+    _, _, params = utils.load_model(write_folder(tmp_path / "m", tensors=tensors))
+    assert np.all(params["ln_f"]["g"] == np.float32(3e38))
+
+
 def test_an_absurd_number_of_layers_costs_nothing(tmp_path):
     refused(write_folder(tmp_path / "m", {**CONFIG, "n_layer": 10**9}, tensors=make_tensors()), "n_layer", 10**9)
 

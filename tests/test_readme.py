@@ -1,8 +1,16 @@
 """The table "given X, what happens" of the README names a test for each of its rows."""
 import ast
+import functools
 import re
 
 from tiny import ROOT
+
+
+@functools.cache
+def functions_of(file):
+    """The names of the functions in a file of tests."""
+    tree = ast.parse((ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def test_each_row_of_the_table_names_tests_that_exist():
@@ -13,5 +21,4 @@ def test_each_row_of_the_table_names_tests_that_exist():
         named = re.findall(r"`(test_\w+)::(test_\w+)`", row)
         assert named, row
         for file, test in named:
-            tree = ast.parse((ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"))
-            assert test in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}, row
+            assert test in functions_of(file), row

@@ -274,7 +274,7 @@ def test_shards_that_are_missing_or_hold_something_else_are_named(tmp_path):
 # ---- cost
 
 
-def test_a_model_of_124m_s_size_loads_without_reading_its_weights(tmp_path):
+def test_a_model_of_124m_s_size_loads_fast_and_without_a_copy_of_its_weights(tmp_path):
     folder = write_huge_folder(tmp_path / "huge")
     started = time.process_time()
     _, hparams, params = utils.load_model(folder)

@@ -103,14 +103,8 @@ def chi_square(counts, expected):
     return np.sum((counts - expected) ** 2 / expected), n * (1 - 2 / (9 * n) + 3.72 * math.sqrt(2 / (9 * n))) ** 3
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"temperature": 0.9, "top_p": 0.95, "min_p": 0.08},
-        *(pytest.param(settings, marks=pytest.mark.slow) for settings in COMBINATIONS),
-    ],
-    ids=str,
-)
+@pytest.mark.slow
+@every_combination
 def test_100_000_draws_have_the_exact_distribution(settings):
     n, generator = 100_000, np.random.default_rng(1)
     ids = v4.sample(np.broadcast_to(LOGITS, (n, 12)), [generator] * n, **settings)
