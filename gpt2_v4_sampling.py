@@ -314,8 +314,8 @@ def log_softmax(logits):
     """Logarithm of the softmax over the last axis: any shape -> same shape. Raises ValueError as `sample` does."""
     best = np.max(logits, axis=-1, keepdims=True)
     check_logits(best)
-    x = logits - best
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
+        x = logits - best
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
 
