@@ -173,9 +173,8 @@ def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None
     B, T = input_ids.shape
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
     for start in range(0, T, chunk):
-        stop = min(start + chunk, T)
-        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(stop == T)}
-        logits = gpt2(input_ids[:, start:stop], **params, n_head=n_head, **cached)
+        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(start + chunk >= T)}
+        logits = gpt2(input_ids[:, start : start + chunk], **params, n_head=n_head, **cached)
     return logits[:, -1]
 
 

@@ -225,7 +225,7 @@ def peer_text(table):
 
     def ratio(**wanted):
         times = case_of(results, **wanted)["seconds"]
-        return f"{statistics.median(a / b for a, b in zip(times['transformers'], times['v3'])):.2g}"
+        return f"{statistics.median(a / b for a, b in zip(times['transformers'], times['v3'])):.2f}"
 
     one, eight, many = (ratio(part="decode", batch=batch, context=8) for batch in (1, 8, 64))
     return (
