@@ -759,6 +759,8 @@ def byte_alphabet():
     others = [b for b in range(256) if b not in plain]
     return {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(others)}}
 
+MAX_BLANKS = 500_000  # on end; tiktoken's stack would not be large enough for a million
+
 
 class Encoder(tiktoken.Encoding):
     """A tiktoken Encoding that takes `<|endoftext|>` and other added tokens in a text for what they are.
@@ -803,7 +805,9 @@ class Encoder(tiktoken.Encoding):
         return ids
 
     def encode_ordinary(self, text):
-        """text -> list of ids, with no token but those that merges make."""
+        """text -> list of ids, none but those that merges make. Raises ValueError for too many blanks on end."""
+        if len(text) > MAX_BLANKS and max(map(len, re.findall(r"\s+", text)), default=0) > MAX_BLANKS:
+            raise ValueError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
         if self.add_prefix_space and text and not text.startswith(" "):
             text = " " + text
         return super().encode_ordinary(text)
@@ -1129,8 +1133,16 @@ def fetch_part(requests, url, part, size, sha256):
         headers["Range"] = f"bytes={have}-"
     if os.environ.get("HF_TOKEN"):
         token = os.environ["HF_TOKEN"].strip()
+        if not re.fullmatch("[!-~]+", token):  # a message of requests would show it
+            raise ValueError("HF_TOKEN holds characters that no token has")
         headers["Authorization"] = f"Bearer {token}"  # requests drops it where another host takes over
-    with requests.get(url, headers=headers, stream=True, timeout=TIMEOUT) as response:
+    try:
+        response = requests.get(url, headers=headers, stream=True, timeout=TIMEOUT)
+    except OSError as error:
+        if isinstance(error, requests.RequestException):
+            raise
+        raise ValueError(f"{url}: {error}") from None  # certificates that are not there; no disk has to do with it
+    with response:
         for answer in (*response.history, response):  # the hub tells what it knows of a large file while it redirects
             tag = answer.headers.get("X-Linked-Etag", "").strip('"')
             size = size or as_size(answer.headers.get("X-Linked-Size"))
@@ -1204,6 +1216,8 @@ def check_download(part, name, size, sha256):
                 read_safetensors_header(part)
             elif name.endswith(".json"):
                 parse_json(read_text(part), name)
+            elif name == "merges.txt" and not size and not read_text(part).endswith("\n"):
+                raise ValueError("its last line has no end")
         except ValueError as error:
             fault = f"what came is not the whole file: {error}"
     if fault:
@@ -1325,7 +1339,8 @@ def run(main, **commands):
     except (ValueError, OSError, MemoryError) as error:
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         message = f"not enough memory: {message}" if isinstance(error, MemoryError) else message
-        print("error:", " ".join(message.split()), file=sys.stderr)
+        with contextlib.suppress(OSError):  # stderr may be the disk that is full
+            print("error:", " ".join(message.split()), file=sys.stderr)
         drop_what_is_left()
         sys.exit(2)
 

@@ -13,11 +13,12 @@ class FakeHub:
     A fault is a status to answer, or one of: "cut" (closes half way), "cut without length", "ignore range" (answers 200
     to a Range), "wrong range" (206 from elsewhere), "without length", "chunked", "gzip", "web page", "web page as
     binary", "other bytes", "stall" (half, then nothing), "slowly", "redirect" (with X-Linked-Size and -Etag).
-    requests: [(path, headers)] as they came.
+    requests: [(path, headers)] as they came. pieces, pause: how many pieces "slowly" makes, and the seconds after each.
     """
 
     def __init__(self):
         self.files, self.faults, self.requests = {}, {}, []
+        self.pieces, self.pause = 10, 0.03
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -103,10 +104,11 @@ class FakeHub:
                 request.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
             request.wfile.write(b"0\r\n\r\n")
         elif fault == "slowly":
-            for i in range(0, len(data), len(data) // 10 + 1):
-                request.wfile.write(data[i : i + len(data) // 10 + 1])
+            size = len(data) // self.pieces + 1
+            for i in range(0, len(data), size):
+                request.wfile.write(data[i : i + size])
                 request.wfile.flush()
-                time.sleep(0.03)
+                time.sleep(self.pause)
         else:
             request.wfile.write(data[:half])
         if fault == "stall":

@@ -206,6 +206,14 @@ def test_a_cut_without_content_length_is_noticed_by_the_file_s_own_header(hub, t
     assert [p.name for p in (tmp_path / "again/org/name").glob("model*")] == []
 
 
+def test_a_list_of_merges_that_is_cut_without_content_length(hub, tmp_path):
+    """A shorter list would be a list too, and texts would become other ids without a word."""
+    hub.fault("/org/name/resolve/main/merges.txt", "cut without length")
+    utils.find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+    assert hub.ranges("merges.txt") == [None, None]
+
+
 def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
     monkeypatch.setattr(utils, "TIMEOUT", (1, 0.1))
     hub.fault(WEIGHTS, "stall")

@@ -1,0 +1,458 @@
+"""Kills, Ctrl-C and other faults at random moments of a job and of a download: nothing lost, twice, or half there.
+
+The short forms run by default; fifty of each signal are marked `slow`. Whether two jobs may write to one file, a full
+disk, and closed streams are in test_jobs.py, test_downloads.py, test_run.py and test_odd_use.py.
+
+What a signal does: Ctrl-C (SIGINT) ends a command quietly with exit status 130. SIGTERM and SIGKILL end it as they end
+any program, with 128 + 15 and 128 + 9 in a shell. After each of them the same command, started again, does the rest.
+"""
+
+# ruff: noqa: F401, F811 (fixtures come from model_files)
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from fake_hub import FakeHub
+from model_files import (
+    CONFIG,
+    assert_one_line,
+    clean_environment,
+    command,
+    edge,
+    make_tensors,
+    make_vocab,
+    merges_txt,
+    safetensors_bytes,
+    write_folder,
+)
+from tiny import ROOT
+
+import gpt2_v4_sampling as v4
+import utils
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix")
+
+# Runs commands as processes that have their imports behind them, so that signals come while they are at work. A line of
+# JSON asks for one; the answers are its process id and then its exit status, as subprocess would give it.
+SERVER = """
+import json, os, signal, sys
+__file__ = os.path.abspath("command.py")  # beside utils.py, as a command is
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
+import requests  # which a download would import
+import gpt2_v4_sampling, utils
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the command has begun
+commands = {"v4": gpt2_v4_sampling.main, "utils": utils.COMMANDS}
+for line in sys.stdin:
+    asked = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        break
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    sys.exit()
+os.environ.update(asked["environment"])
+for fd, path in enumerate((os.devnull, asked["stdout"], asked["stderr"])):
+    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
+call = utils.call_with_fire
+def begin(*arguments):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    return call(*arguments)
+utils.call_with_fire = begin
+sys.argv = ["command.py", *asked["arguments"]]
+utils.run(commands[asked["command"]])
+"""
+
+
+class Process:
+    """A command that the server started: `kill` it, or `wait` for its (exit status, stdout, stderr)."""
+
+    def __init__(self, server, folder, name, arguments, environment):
+        self.server, self.files = server, [folder / "stdout", folder / "stderr"]
+        asked = {"command": name, "arguments": [str(argument) for argument in arguments], "environment": environment}
+        asked |= {"stdout": str(self.files[0]), "stderr": str(self.files[1])}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        self.pid = int(server.stdout.readline())
+
+    def kill(self, number):
+        with contextlib.suppress(ProcessLookupError):  # it may have come to its end
+            os.kill(self.pid, number)
+
+    def wait(self):
+        status = int(self.server.stdout.readline())
+        return status, *(file.read_text(encoding="utf-8") for file in self.files)
+
+
+@pytest.fixture(scope="module")
+def server():
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    yield process
+    process.stdin.close()
+    assert process.wait(60) == 0
+
+
+SIGNALS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: -15}  # what it ends with
+each_signal = pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+
+
+def attack(start, check, renew, number, n, seed):
+    """Start a command and send it a signal at a random moment, until n have found it at work.
+
+    start() -> Process; check(): whatever must hold after each signal; renew(): after a run that came to its end, which
+    is then undisturbed by what happened before it.
+    """
+    rng, n_hits = random.Random(seed), 0
+    began = time.monotonic()
+    assert start().wait()[::2] == (0, "")
+    whole = time.monotonic() - began
+    renew()
+    while n_hits < n:
+        process = start()
+        time.sleep(rng.uniform(0, whole))
+        process.kill(number)
+        status, _, err = process.wait()
+        assert err == "" and status in (0, SIGNALS[number], -number)
+        check()
+        # While Python takes itself down, after all is done, Ctrl-C ends it as any program: 130 in a shell again.
+        if status in (0, -signal.SIGINT):
+            renew()
+        else:
+            n_hits += 1
+    assert start().wait()[::2] == (0, "")
+    renew()
+
+
+# ---- jobs
+
+
+def attack_job(server, tmp_path, number, n, n_prompts, seed=0):
+    folder, out = write_folder(tmp_path / "model", {**CONFIG, "n_positions": 64}), tmp_path / "out.jsonl"
+    rng = random.Random(1)
+    prompts = [" ".join(rng.choices(["the", "king", "in"], k=rng.randrange(1, 9))) for _ in range(n_prompts)]
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
+    arguments = ["--prompts_file", tmp_path / "prompts.txt", "--model", folder, "--batch_size", 2, "--seed", 7]
+    arguments += ["--temperature", 1, "--n_tokens_to_generate", 12, "--n_samples", 2, "--ignore_eos"]
+
+    def start(out=out):
+        return Process(server, tmp_path, "v4", [*arguments, "--out", out], {})
+
+    assert start(tmp_path / "undisturbed.jsonl").wait() == (0, "", "")
+    undisturbed = (tmp_path / "undisturbed.jsonl").read_bytes()
+    assert undisturbed.count(b"\n") == 2 * n_prompts
+    sizes = set()
+
+    def check():
+        """What is there is the beginning of what an undisturbed run writes: nothing is lost, twice or otherwise."""
+        found = out.read_bytes() if out.exists() else b""
+        assert undisturbed.startswith(found)
+        sizes.add(len(found))
+
+    def renew():
+        assert out.read_bytes() == undisturbed
+        out.unlink()
+        (tmp_path / "out.jsonl.job").unlink()
+
+    attack(start, check, renew, number, n, seed)
+    return sizes
+
+
+@each_signal
+def test_a_job_that_gets_a_signal(server, tmp_path, number):
+    attack_job(server, tmp_path, number, n=2, n_prompts=12)
+
+
+@pytest.mark.slow
+@each_signal
+def test_a_job_that_gets_fifty_signals(server, tmp_path, number):
+    sizes = attack_job(server, tmp_path, number, n=50, n_prompts=60, seed=1)
+    assert len(sizes) > 10  # they came at different moments
+
+
+# ---- downloads
+
+TENSORS = make_tensors({**CONFIG, "n_embd": 48})
+FILES = {
+    "config.json": json.dumps({**CONFIG, "n_embd": 48}).encode(),
+    "vocab.json": json.dumps(make_vocab()).encode(),
+    "merges.txt": merges_txt().encode(),
+    "model.safetensors": safetensors_bytes(TENSORS),
+}
+
+
+def attack_download(server, tmp_path, number, n, pieces, seed=0):
+    folder, sizes = tmp_path / "org" / "name", set()
+    with FakeHub() as hub:
+        hub.add_model("org/name", FILES)
+        hub.pieces, hub.pause = pieces, 0.004
+
+        def start():
+            for path in hub.files:
+                hub.fault(path, *["slowly"] * 10)
+            arguments = ["download", "org/name", "--models_dir", tmp_path]
+            return Process(server, tmp_path, "utils", arguments, {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
+
+        def check():
+            """A final name is that of a whole file; what an attempt left is the beginning of one."""
+            for path in folder.iterdir() if folder.exists() else ():
+                if path.suffix == ".part":
+                    assert FILES[path.stem].startswith(path.read_bytes())
+                    sizes.add((path.name, path.stat().st_size))
+                elif path.suffix == ".lock":
+                    assert path.read_bytes() == b""
+                else:
+                    assert path.read_bytes() == FILES[path.name]
+
+        def renew():
+            # The lock of the last file may stay behind: a killed process removes nothing, and the next one has no need.
+            found = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"}
+            assert found == FILES
+            shutil.rmtree(tmp_path / "org")
+
+        attack(start, check, renew, number, n, seed)
+    return sizes
+
+
+@each_signal
+def test_a_download_that_gets_a_signal(server, tmp_path, number):
+    attack_download(server, tmp_path, number, n=2, pieces=5)
+
+
+@pytest.mark.slow
+@each_signal
+def test_a_download_that_gets_fifty_signals(server, tmp_path, number):
+    sizes = attack_download(server, tmp_path, number, n=50, pieces=20, seed=1)
+    assert len(sizes) > 10
+
+
+# ---- Ctrl-C before a command begins, twice, and where Python would only report it
+
+
+@pytest.mark.parametrize("module", ["fire", "tiktoken", "tqdm", "numpy"])
+@pytest.mark.parametrize("script", ["gpt2_v0.py", "utils.py"])
+def test_ctrl_c_while_a_command_is_loading(tmp_path, script, module):
+    """Half a second passes before a command begins, and most of it in imports."""
+    if script != "utils.py" and module in ("numpy", "tqdm"):
+        pytest.skip("imported before utils, which sees to Ctrl-C")
+    (tmp_path / f"{module}.py").write_text("import time; print('x', flush=True); time.sleep(60)", encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    assert interrupted([sys.executable, ROOT / script, "x"], {"PYTHONPATH": path}) == (130, b"")
+
+
+def interrupted(arguments, environment=None, n=1):
+    """Start a command, send Ctrl-C n times after its first output -> exit status, stderr."""
+    process = subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a shell's foreground
+    )  # fmt: skip
+    assert process.stdout.read(1)
+    for _ in range(n):
+        time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    return process.returncode, err
+
+
+COMMAND = """
+import sys, time
+import utils
+def wait():
+    print("x", flush=True)
+    time.sleep(60)
+def main(*prompts):
+{body}
+utils.run(main)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "    try: wait()\n    finally: time.sleep(0.3)",  # a second Ctrl-C while the first one is at work
+        "    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)",
+    ],
+    ids=["twice", "where Python drops it"],
+)
+def test_ctrl_c_at_inconvenient_moments(tmp_path, body):
+    """Python drops what is raised while an object is removed, and prints it: the command would run on."""
+    copy = tmp_path / "utils.py"  # a command is what lies beside utils.py
+    copy.write_text((ROOT / "utils.py").read_text(encoding="utf-8"), encoding="utf-8")
+    (tmp_path / "script.py").write_text(COMMAND.format(body=body), encoding="utf-8")
+    assert interrupted([sys.executable, tmp_path / "script.py"], n=2) == (130, b"")
+
+
+def test_a_program_that_imports_utils_keeps_its_own_ctrl_c():
+    code = "import signal, sys; before = signal.getsignal(2), sys.unraisablehook; import utils; "
+    code += "assert (signal.getsignal(2), sys.unraisablehook) == before"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+# ---- clocks
+
+CLOCK = """
+import sys, time
+now = time.time
+def back(*_):
+    return now() - {years} * 365 * 86400
+time.time = back
+localtime = time.localtime
+time.localtime = lambda seconds=None: localtime(back() if seconds is None else seconds)
+sys.path.insert(0, {root!r})
+import gpt2_v4_sampling, utils
+sys.argv = ["x", *sys.argv[2:]] if sys.argv[1] == "v4" else sys.argv
+utils.run(gpt2_v4_sampling.main if sys.argv[0] == "x" else utils.COMMANDS)
+"""
+
+
+def with_clock(years, *arguments, **options):
+    code = CLOCK.format(years=years, root=str(ROOT))
+    arguments = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(arguments, capture_output=True, encoding="utf-8", timeout=60, **options)
+
+
+def test_a_job_goes_on_with_the_clock_set_back(tmp_path):
+    """Nothing depends on the time of day, nor on the times of files: these are from the future, and from 1970."""
+    folder = write_folder(tmp_path / "model")
+    (tmp_path / "p.txt").write_text("the\nin\nthe king\na", encoding="utf-8")
+    arguments = ["v4", "--prompts_file", tmp_path / "p.txt", "--out", tmp_path / "o", "--model", folder]
+    arguments += ["--temperature", 1, "--seed", 3, "--n_tokens_to_generate", 4, "--batch_size", 1, "--ignore_eos"]
+    assert with_clock(0, *arguments).returncode == 0
+    whole = (tmp_path / "o").read_bytes()
+    for years, file_time in ((50, 4e9), (-50, 0)):
+        (tmp_path / "o").write_bytes(whole[: len(whole) // 2])
+        for path in (tmp_path / "o", tmp_path / "o.job", tmp_path / "p.txt", *folder.iterdir()):
+            os.utime(path, (file_time, file_time))
+        assert with_clock(years, *arguments).stderr == ""
+        assert (tmp_path / "o").read_bytes() == whole
+
+
+def test_a_download_goes_on_with_the_clock_set_back(tmp_path):
+    folder = tmp_path / "org" / "name"
+    folder.mkdir(parents=True)
+    data = FILES["model.safetensors"]
+    for name, left in (("model.safetensors.part", data[:1000]), ("model.safetensors.lock", b"")):
+        (folder / name).write_bytes(left)
+        os.utime(folder / name, (4e9, 4e9))
+    with FakeHub() as hub:
+        hub.add_model("org/name", FILES)
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
+        result = with_clock(50, "download", "org/name", "--models_dir", tmp_path, env=environment)
+        assert (result.returncode, result.stderr) == (0, "")
+        assert hub.ranges("model.safetensors") == ["bytes=1000-"]
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+
+
+def test_convert_writes_the_same_bytes_at_any_time(tmp_path):
+    """Also in 1970, where small machines without a battery begin: a zip file knows no time before 1980."""
+    folder = write_folder(tmp_path / "model")
+    for years in (0, 57):
+        result = with_clock(years, "convert", folder, tmp_path / f"{years}.npz")
+        assert (result.returncode, result.stderr) == (0, "")
+    assert (tmp_path / "0.npz").read_bytes() == (tmp_path / "57.npz").read_bytes()
+
+
+# ---- a weight file that changes under a model in use
+
+
+def test_a_weight_file_that_is_replaced_while_it_is_mapped(tmp_path):
+    """Replaced as `mv`, download and convert do it: the model in use keeps the old file, the next one gets the new."""
+    folder = write_folder(tmp_path / "model")
+    _, _, params = utils.load_model(folder)
+    expected = v4.generate([[1, 2, 3]], params, CONFIG["n_head"], 8)
+    _, _, params = utils.load_model(folder)
+    other = write_folder(tmp_path / "other", tensors=make_tensors(seed=1))
+    os.replace(other / "model.safetensors", folder / "model.safetensors")
+    assert v4.generate([[1, 2, 3]], params, CONFIG["n_head"], 8) == expected
+    _, _, params = utils.load_model(folder)
+    np.testing.assert_array_equal(params["wte"], make_tensors(seed=1)["wte.weight"])
+
+
+SHRINK = """
+import os, sys
+import gpt2_v4_sampling as v4, utils
+_, hparams, params = utils.load_model(sys.argv[1])
+os.truncate(sys.argv[1] + "/model.safetensors", 4096)
+v4.generate([[1, 2, 3]], params, hparams["n_head"], 2)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a system does to those who read beyond the end differs")
+def test_a_weight_file_that_is_cut_while_it_is_mapped_ends_the_process(tmp_path):
+    """No Python program can turn this into a message: the system ends it (SIGBUS). It writes nothing wrong, though."""
+    config = {**CONFIG, "n_embd": 48}
+    folder = write_folder(tmp_path / "model", config)
+    result = subprocess.run([sys.executable, "-c", SHRINK, str(folder)], cwd=ROOT, capture_output=True, timeout=60)
+    assert result.returncode == -signal.SIGBUS
+
+
+def test_a_file_that_grows_shorter_while_it_is_downloaded(tmp_path, monkeypatch):
+    """Somebody else cuts the part: the next attempt starts from there, and the checks at the end hold."""
+    folder = tmp_path / "org" / "name"
+    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    with FakeHub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.add_model("org/name", FILES)
+        sha256_of, cut = utils.sha256_of, []
+
+        def cut_first(part):
+            if not cut:
+                cut.append(os.truncate(part, 100))
+            return sha256_of(part)
+
+        monkeypatch.setattr(utils, "sha256_of", cut_first)
+        hub.fault("/org/name/resolve/main/model.safetensors", "redirect", None, "redirect", None)
+        utils.find_model("org/name", tmp_path)
+    assert cut and {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
+
+
+# ---- folders and disks that cannot be written
+
+
+def refuse(code):
+    def call(*_, **__):
+        raise OSError(code, os.strerror(code), "somewhere")
+
+    return call
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("out", ["x.npz", "folder"])
+def test_convert_on_a_disk_that_takes_nothing(edge, tmp_path, monkeypatch, code, out):
+    """The calls are refused here, at the last moment; test_odd_machines.py has folders that are really read-only."""
+    folder = write_folder(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse(code))
+        assert_one_line(edge(utils.COMMANDS, "convert", folder, tmp_path / out), os.strerror(code))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError], ids=lambda error: error.__name__)
+def test_convert_that_is_broken_off_leaves_no_half_folder(tmp_path, monkeypatch, error):
+    def fail(*_):
+        raise error
+
+    folder = write_folder(tmp_path / "model")
+    with monkeypatch.context() as patch:
+        patch.setattr(utils, "write_safetensors", fail)
+        with pytest.raises(error):
+            utils.convert(folder, tmp_path / "new" / "folder")
+    assert not list((tmp_path / "new").iterdir())
+    utils.convert(folder, tmp_path / "new" / "folder")
+    assert utils.has_weights(tmp_path / "new" / "folder")
+
+
+def test_what_a_killed_convert_left_is_named(edge, tmp_path):
+    folder = write_folder(tmp_path / "model")
+    (tmp_path / "x.part").mkdir()
+    assert_one_line(edge(utils.COMMANDS, "convert", folder, tmp_path / "x"), tmp_path / "x.part", "remove it")
