@@ -41,13 +41,20 @@ if (
 ):
     # A command that lies beside this file. Ctrl-C ends it quietly from here on: in the imports below, which take most
     # of its first half second, and also where Python would print what Ctrl-C raises, drop it, and run on.
+    interrupted = []
+
     def end_quietly(*_):
         os._exit(130)
+
+    def interrupt(*_):  # while `run` is at work: by an exception, since there are files to close and to remove
+        interrupted.append(True)
+        raise KeyboardInterrupt
 
     def report(unraisable):
         if unraisable.exc_type is KeyboardInterrupt:
             end_quietly()
-        sys.__unraisablehook__(unraisable)
+        if not interrupted:  # else it may be a complaint of what Ctrl-C left half made
+            sys.__unraisablehook__(unraisable)
 
     signal.signal(signal.SIGINT, end_quietly)
     sys.unraisablehook = report
@@ -1319,8 +1326,8 @@ def run(main, **commands):
     show_everything(sys.stderr)
     try:
         try:
-            if end_quietly:  # by an exception, now that there are files to close and to remove
-                signal.signal(signal.SIGINT, signal.default_int_handler)
+            if end_quietly:
+                signal.signal(signal.SIGINT, interrupt)
             argv, name = sys.argv[1:], Path(sys.argv[0]).name
             if argv and argv[0] in commands:
                 call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")

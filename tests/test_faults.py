@@ -280,15 +280,17 @@ utils.run(main)
     [
         "    try: wait()\n    finally: time.sleep(0.3)",  # a second Ctrl-C while the first one is at work
         "    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)",
+        "    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()",
     ],
-    ids=["twice", "where Python drops it"],
+    ids=["twice", "where Python drops it", "with something half made"],
 )
 def test_ctrl_c_at_inconvenient_moments(tmp_path, body):
     """Python drops what is raised while an object is removed, and prints it: the command would run on."""
     copy = tmp_path / "utils.py"  # a command is what lies beside utils.py
     copy.write_text((ROOT / "utils.py").read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "script.py").write_text(COMMAND.format(body=body), encoding="utf-8")
-    assert interrupted([sys.executable, tmp_path / "script.py"], n=2) == (130, b"")
+    status, err = interrupted([sys.executable, tmp_path / "script.py"], n=2)
+    assert err == b"" and status in (130, -signal.SIGINT)  # the latter from the system, which a shell calls 130 too
 
 
 def test_a_program_that_imports_utils_keeps_its_own_ctrl_c():
