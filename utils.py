@@ -15,6 +15,7 @@ import ctypes
 import errno
 import hashlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -423,6 +424,10 @@ def naming_faults(where):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error says it, or it is none
             yield
+    except OSError as error:
+        if error.filename:  # then it says where itself
+            raise
+        raise ValueError(f"{where}: {error}") from None
     except FAULTS as error:
         raise ValueError(f"{where}: {str(error) or type(error).__name__:.700}") from None
 
@@ -458,7 +463,7 @@ def is_list_of_sizes(value):
 def listed(names, limit=10):
     """Names for a message, of any number and length -> text."""
     names = list(names)
-    shown = ", ".join(f"{name:.60}" for name in names[:limit])
+    shown = ", ".join(f"{name:.60}" if name.strip() else repr(name[:60]) for name in names[:limit])
     return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
@@ -1475,7 +1480,8 @@ def read_prompts(prompts, prompts_file=None):
     if prompts_file == "-" and not sys.stdin:
         raise ValueError("standard input is closed, but --prompts_file - reads from it")
     with contextlib.nullcontext(sys.stdin.buffer) if prompts_file == "-" else open(prompts_file, "rb") as file:
-        data = file.read(MAX_PROMPTS + 1)
+        pieces = iter(lambda: file.read(1 << 16), b"")  # read(n) would set n bytes aside, however small the file is
+        data = b"".join(itertools.islice(pieces, MAX_PROMPTS // (1 << 16) + 1))
     if len(data) > MAX_PROMPTS:
         raise ValueError(f"{where}: more than {MAX_PROMPTS} bytes: is it a file of prompts? Else split it")
     try:
@@ -1710,8 +1716,7 @@ def job_file(out, settings, records):
                         raise ValueError(f"{job_path}: seed {seed!r:.60} is not a whole number from 0 on")
                 other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
                 if other:
-                    names = ", ".join(other)
-                    raise ValueError(f"{out}: made with other settings ({names}): use those, or another --out")
+                    raise ValueError(f"{out}: made with other settings ({listed(other)}): use those, or another --out")
                 results.seek(0)
                 for line in results:
                     if line.endswith(b"\n"):
