@@ -9,39 +9,17 @@ A model is a folder in Hugging Face's layout: `config.json`, `model.safetensors`
 formats are read into the same form. `load_model` turns it into what the `gpt2_v*.py` files work with: an encoder,
 hparams and params.
 """
-import codecs
-import contextlib
-import ctypes
-import errno
-import hashlib
-import inspect
-import itertools
-import json
-import math
 import os
-import re
-import secrets
-import shutil
 import signal
-import struct
 import sys
-import time
-import tokenize as python_tokens
-import warnings
-import zipfile
-import zlib
-from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 if (
-    Path(getattr(sys.modules["__main__"], "__file__", None) or os.devnull).resolve().parent
-    == Path(__file__).resolve().parent
+    os.path.dirname(os.path.realpath(getattr(sys.modules["__main__"], "__file__", None) or os.devnull))
+    == os.path.dirname(os.path.realpath(__file__))
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell may want it ignored
 ):
-    # A command that lies beside this file. Ctrl-C ends it quietly from here on: in the imports below, which take most
-    # of its first half second, and also where Python would print what Ctrl-C raises, drop it, and run on.
+    # A command that lies beside this file. Ctrl-C ends it quietly from here on: in the imports below, which take a
+    # good part of its first half second, and also where Python would print what Ctrl-C raises, drop it, and run on.
     interrupted = []
 
     def end_quietly(*_):
@@ -61,6 +39,29 @@ if (
     sys.unraisablehook = report
 else:
     end_quietly = None  # a library leaves signals to the program that imports it
+
+import codecs
+import contextlib
+import ctypes
+import errno
+import hashlib
+import inspect
+import itertools
+import json
+import math
+import re
+import secrets
+import shutil
+import struct
+import time
+import tokenize as python_tokens
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import fire
 import numpy as np
