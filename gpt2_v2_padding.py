@@ -117,6 +117,7 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
+    prompts = list(prompts)
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
     T = max(len(ids) for ids in prompts)
     input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
@@ -155,11 +156,12 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     input_ids = np.asarray(input_ids)
     if attention_mask is None:
         attention_mask = np.ones(input_ids.shape, dtype=int)
-    if input_ids.ndim != 2 or np.shape(attention_mask) != input_ids.shape:
+    attention_mask = np.asarray(attention_mask, dtype=bool)
+    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
         raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
     B, T = input_ids.shape
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(np.asarray(attention_mask)[:, -1]):
+    if not np.all(attention_mask[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     for _ in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
         logits = gpt2(input_ids, **params, n_head=n_head, attention_mask=attention_mask)

@@ -104,9 +104,9 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     B, T = input_ids.shape
     if kv_cache is None:
         kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
-    n_past, T_max = kv_cache["length"], kv_cache["blocks"].shape[-2]
-    if n_past + T > T_max:
-        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
+    n_past, n_rows, T_max = kv_cache["length"], kv_cache["blocks"].shape[2], kv_cache["blocks"].shape[-2]
+    if n_rows != B or n_past + T > T_max:
+        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens in {n_rows} rows: no room for {T} more in {B}")
     if attention_mask is None:
         attention_mask = np.ones((B, n_past + T), dtype=int)
     real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
@@ -131,6 +131,7 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
+    prompts = list(prompts)
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
     T = max(len(ids) for ids in prompts)
     input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
@@ -192,11 +193,12 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     input_ids = np.asarray(input_ids)
     if attention_mask is None:
         attention_mask = np.ones(input_ids.shape, dtype=int)
-    if input_ids.ndim != 2 or np.shape(attention_mask) != input_ids.shape:
+    attention_mask = np.asarray(attention_mask, dtype=bool)
+    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
         raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
     B, T = input_ids.shape
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(np.asarray(attention_mask)[:, -1]):
+    if not np.all(attention_mask[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)

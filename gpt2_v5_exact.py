@@ -3,8 +3,9 @@
     python gpt2_v5_exact.py "The fox said" --temperature 0.8 --top_p 0.9 --seed 7 --n_samples 3
     python gpt2_v5_exact.py verify --model tales
 
-How BLAS rounds a row depends on the shape of the call and on nothing else. So every call here has one shape, or one
-that was seen to round alike: ROWS rows, KEYS keys, filled up with zeros. What is added up is added in one order.
+How BLAS rounds a row depends on the shape of the call and the number of threads, not on other rows. So every call here
+has one shape, or one that was seen to round alike: ROWS rows, KEYS keys, filled up with zeros. What is added up is
+added in one order. The number of threads has to stay as it was when the model was loaded.
 """
 import math
 import numbers
@@ -114,7 +115,7 @@ def mha(x, c_attn, c_proj, n_head, mask, kv_cache, slots):
     # A key's slot in the cache is its position, in whatever column its token came.
     for cache, new in zip(kv_cache, (k, v)):
         cache[np.arange(B)[:, None], :, slots] = new.swapaxes(1, 2)  # [B, T, n_head, d_head]
-    k, v = kv_cache[:, :, :, : mask.shape[-1]]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
+    k, v = kv_cache[:, :, :, : mask.shape[-1]]  # [2, B, n_head, n_slots, d_head] -> 2 views of [B, n_head, n_k, d_head]
     x = attention(q, k, v, mask)
     x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
     return linear(x, **c_proj)
@@ -140,9 +141,9 @@ def gpt2(
     B, T = input_ids.shape
     if kv_cache is None:
         kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
-    n_past, T_max = kv_cache["length"], kv_cache["blocks"].shape[-2] - 1
-    if n_past + T > T_max:
-        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
+    n_past, n_rows, T_max = kv_cache["length"], kv_cache["blocks"].shape[2], kv_cache["blocks"].shape[-2] - 1
+    if n_rows != B or n_past + T > T_max:
+        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens in {n_rows} rows: no room for {T} more in {B}")
     if attention_mask is None:
         attention_mask = np.ones((B, n_past + T), dtype=int)
     real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
@@ -168,6 +169,7 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
+    prompts = list(prompts)
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
     T = max(len(ids) for ids in prompts)
     input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
@@ -373,6 +375,7 @@ def check_sampling(**settings):
         "top_p": (numbers.Real, 0, 1), "min_p": (numbers.Real, 0, 1),
         "repetition_penalty": (numbers.Real, 1e-30, 1e30), "n_samples": (numbers.Integral, 1, math.inf),
         "seed": (numbers.Integral, 0, math.inf), "batch_size": (numbers.Integral, 1, math.inf),
+        "chunk": (numbers.Integral, 1, math.inf),
     }  # fmt: skip
     for name, value in settings.items():
         kind, low, high = limits[name]
@@ -398,7 +401,7 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
     <|endoftext|> there to have a text scored from its first word); logprob: their sum; perplexity: exp of minus their
     mean. Raises ValueError for a text of less than two ids or longer than n_ctx, and for logits that are not finite.
     """
-    check_sampling(batch_size=batch_size)
+    check_sampling(batch_size=batch_size, chunk=chunk)
     if len(prompts) == 0:
         return []
     check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
@@ -419,7 +422,8 @@ def score(prompts, params, n_head, batch_size=16, chunk=32):
             chunks.append(np.take_along_axis(log_softmax(logits), next_ids[..., None], axis=-1)[..., 0])
         for ids, row in zip(batch, np.concatenate(chunks, axis=1)):  # [B, T-1]
             logprobs = row[T - len(ids) :].tolist()  # without those of pads
-            perplexity = np.exp(-sum(logprobs) / len(logprobs)).item()
+            with np.errstate(over="ignore"):
+                perplexity = np.exp(-sum(logprobs) / len(logprobs)).item()
             scores.append({"logprobs": logprobs, "logprob": sum(logprobs), "perplexity": perplexity})
     return scores
 
@@ -446,20 +450,25 @@ def generate(
     input_ids = np.asarray(input_ids)
     if attention_mask is None:
         attention_mask = np.ones(input_ids.shape, dtype=int)
-    if input_ids.ndim != 2 or np.shape(attention_mask) != input_ids.shape:
+    attention_mask = np.asarray(attention_mask, dtype=bool)
+    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
         raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
     B, T = input_ids.shape
     check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(np.asarray(attention_mask)[:, -1]):
+    if not np.all(attention_mask[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    if not isinstance(seed, (list, tuple)):
+    if not hasattr(seed, "__len__"):
         seed = np.random.SeedSequence().entropy if seed is None else seed
         check_sampling(seed=seed)
         seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
+    for row_seed in seed:  # each an int or several
+        for number in np.atleast_1d(np.array(row_seed, dtype=object)):
+            check_sampling(seed=number)
     if len(seed) != B * n_samples:
         raise ValueError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
     generators = [np.random.default_rng(row_seed) for row_seed in seed]
-    prompts = [ids[mask > 0].tolist() for ids, mask in zip(input_ids, np.asarray(attention_mask))]
+    stop_ids = {stop_ids} if isinstance(stop_ids, numbers.Integral) else set(stop_ids)
+    prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, attention_mask)]
     attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     output_ids, output_logprobs = [[] for _ in generators], [[] for _ in generators]
@@ -473,7 +482,7 @@ def generate(
                 kv_cache["blocks"] = np.repeat(kv_cache["blocks"], n_samples, axis=2)
         else:
             logits = decode_one_token(next_ids, params, n_head, kv_cache, attention_mask)
-        # Finished rows stay in the batch, since a smaller batch is rounded otherwise, but nothing is chosen for them.
+        # Finished rows stay in the batch, since to take them out the cache would be copied. Nothing is chosen for them.
         logits = logits if len(running) == len(logits) else logits[running]
         seen = [prompts[r // n_samples] + output_ids[r] for r in running]
         scores = penalize_repetition(logits, seen, repetition_penalty)

@@ -329,7 +329,7 @@ def versions_table():
         one, eight = ("–" if n is None else f"{n:.3g}" for n in speed.get(name, (None, None)))
         rows.append([title, idea, len(read(path).splitlines()), size, adds, one, eight])
         before = path
-    header = ["file", "idea, and its page", "lines", "diff", "adds", "tokens/s, 1 prompt", "tokens/s, 8 prompts"]
+    header = ["file", "idea, and its page", "lines", "diff", "adds", "speed, 1 prompt", "speed, 8 prompts"]
     return table(header, rows)
 
 

@@ -2,7 +2,7 @@
 
     python docs/build.py --measure
 
-EXACT is kept by hand: what `gpt2_v5_exact.py verify` printed, and v5's time over v4's.
+The costs in EXACT are kept by hand: medians of v5's time over v4's, of benchmarks/bench.py under two kernels.
 """
 import datetime
 import importlib
@@ -28,6 +28,7 @@ EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
+VERIFIED = {"tales": "the bundled model", "random": "random, in the shape of 124M"}
 N_NEW = 100  # tokens that are generated in a measurement
 N_STEPS = 300  # tokens of the text along which each step is timed
 PROMPT = "Once upon a time there was a poor woodcutter who lived near the forest"
@@ -143,9 +144,25 @@ def parse_program_output(lines):
     return rows
 
 
+def measure_verify():
+    """Write into EXACT what `gpt2_v5_exact.py verify` prints under each of CORETYPES."""
+    runs = []
+    for core in CORETYPES:
+        for model, name in VERIFIED.items():
+            environment = {**os.environ, "OPENBLAS_CORETYPE": core}
+            command = [sys.executable, "gpt2_v5_exact.py", "verify", "--model", model]
+            result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
+            if result.returncode or core.lower() not in result.stdout.lower():
+                print(f"{core}, {name}: {result.stdout}{result.stderr}", file=sys.stderr)
+                continue
+            runs.append([core, name, result.stdout.splitlines()])
+    write_json(EXACT, {"machine": machine(), "verify": runs, "cost": load(EXACT)["cost"]})
+
+
 def measure_all():
     measure_kernels()
     measure_speed()
+    measure_verify()
 
 
 def machine():
@@ -208,14 +225,14 @@ def speed_source(table):
     if results:
         machine = results["machine"]
         return (
-            f"Tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
+            f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
             f"{machine['threads']} threads, {machine['versions']}, {results['date']}): one prompt, 200 tokens after "
             "10; eight prompts, one more token each after 8. More in [docs/performance.md](docs/performance.md).\n"
         )
     data = load(SPEED)
     return (
-        f"Tokens per second as multiples of v0's, on the bundled model, {data['n_new']} tokens after {data['prompt']} "
-        f"({data['machine']}).\n"
+        f"Speed: tokens per second as multiples of v0's, on the bundled model, {data['n_new']} tokens after "
+        f"{data['prompt']} ({data['machine']}).\n"
     )
 
 
@@ -230,9 +247,9 @@ def peer_text(table):
     one, eight, many = (ratio(part="decode", batch=batch, context=8) for batch in (1, 8, 64))
     return (
         f"Next to Hugging Face's `transformers` on the same {results['machine']['threads']} threads, in float32 and at "
-        f"GPT-2 124M's size, v3 decodes {one} times as fast with one row, {eight} with 8, {many} with 64 and "
-        f"{ratio(part='decode', batch=1, context=900)} with 900 tokens of context; for a prompt of 1000 tokens it is "
-        f"{ratio(part='prefill', name='1×1000')} times as fast.\n"
+        f"GPT-2 124M's size, v3 decodes {one} times as fast with one row, {eight} with 8, {many} with 64, "
+        f"and {ratio(part='decode', batch=1, context=900)} with one row after 900 tokens. A prompt of 1000 tokens "
+        f"takes both about as long (ratio {ratio(part='prefill', name='1×1000')}).\n"
     )
 
 

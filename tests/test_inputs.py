@@ -7,6 +7,7 @@ from tiny import BATCHING, CACHING, PADDING, VERSIONS, random_model, random_prom
 
 WRONG_IDS = pytest.mark.parametrize("wrong", [-1, 17, 10**6, 1.0, "1", None], ids=repr)
 ABOUT_IDS = "^input_ids must be whole numbers from 0 to 16, the ids of the model's tokens$"
+SAMPLING = [v for v in VERSIONS if hasattr(v.module, "sample")]
 scoring = pytest.mark.parametrize("version", [v for v in VERSIONS if hasattr(v.module, "score")], ids=str)
 
 
@@ -94,3 +95,80 @@ def test_a_mask_of_the_new_tokens_alone_is_refused(version):
     version.module.prefill(np.ones((2, 3), dtype=int), model.params, model.n_head, cache, np.ones((2, 3), dtype=int))
     with pytest.raises(ValueError, match=re.escape("attention_mask must be [2, 4] or wider, not [2, 1]")):
         version.module.decode_one_token(np.ones(2, dtype=int), model.params, model.n_head, cache, np.ones((2, 1), int))
+
+
+@each(PADDING)
+@pytest.mark.parametrize("one", [2, -1, 0.5, 255, True], ids=repr)
+def test_any_mark_but_0_in_a_mask_is_a_real_token(version, one):
+    """Summed up as numbers, marks of 2 would make a prompt twice as long, and marks of -1 one of no length."""
+    model, prompts = random_model(n_ctx=8), random_prompts([4, 2])
+    input_ids, mask = version.module.left_pad(prompts)
+    ids = version.module.generate(input_ids, model.params, model.n_head, 4, np.where(mask, one, 0))
+    assert ids == version.generate(model, prompts, 4)
+    with pytest.raises(ValueError, match="prompt 0 has 4 tokens and 5 are to be generated"):
+        version.module.generate(input_ids, model.params, model.n_head, 5, np.where(mask, one, 0))
+
+
+@each(PADDING)
+def test_left_pad_takes_any_iterable(version):
+    prompts = random_prompts([3, 1])
+    for a, b in zip(version.module.left_pad(iter(prompts)), version.module.left_pad(prompts)):
+        np.testing.assert_array_equal(a, b)
+
+
+@each(CACHING)
+@pytest.mark.parametrize("n_rows", [1, 3])
+def test_a_cache_for_another_number_of_rows_is_refused(version, n_rows):
+    """v5 would mix rows and heads, the others fail in the middle of the first block."""
+    model = random_model()
+    cache = version.new_cache(model, B=n_rows, T_max=9)
+    before = cache["blocks"].copy()
+    with pytest.raises(ValueError, match=f"in {n_rows} rows: no room for 2 more in 2"):
+        version.module.gpt2(np.ones((2, 2), dtype=int), **model.params, n_head=model.n_head, kv_cache=cache)
+    np.testing.assert_array_equal(cache["blocks"], before)
+
+
+@each(SAMPLING)
+@pytest.mark.parametrize(
+    "seed", [[np.random.default_rng(0)] * 2, [None, None], [1, -1], [(1, 2), (1, -2)], [1.5, 2], "ab", [(1, "2"), 3]]
+)
+def test_row_seeds_that_are_none_are_refused(version, seed):
+    """A generator would be shared by rows, and None differ on each run."""
+    model = random_model()
+    with pytest.raises(ValueError, match="^seed must be a whole number, 0 or more, not "):
+        version.module.generate([[1, 2], [3, 4]], model.params, model.n_head, 3, temperature=1.0, seed=seed)
+
+
+@each(SAMPLING)
+def test_row_seeds_in_any_kind_of_list(version):
+    def ids(seed):
+        model = random_model()
+        return version.module.generate([[1, 2], [3, 4]], model.params, model.n_head, 9, temperature=1.0, seed=seed)
+
+    assert ids([5, 6]) == ids((5, 6)) == ids(range(5, 7)) == ids(np.array([5, 6])) != ids([5, 7])
+    assert ids([(5, 1), (5, 2)]) == ids(np.array([[5, 1], [5, 2]]))
+
+
+@each(SAMPLING)
+def test_stop_ids_in_any_kind_of_collection(version):
+    model = random_model()
+
+    def ids(stop_ids):
+        return version.module.generate([[1, 2, 3]], model.params, model.n_head, 9, stop_ids=stop_ids)[0]
+
+    whole = ids(())
+    stop = whole[4]
+    expected = whole[: whole.index(stop)]
+    for stop_ids in ([stop], {stop}, np.array([stop]), iter([99, stop]), stop, np.int64(stop)):
+        assert ids(stop_ids) == expected
+
+
+@scoring
+def test_a_text_of_no_probability_has_no_warning(version):
+    model = random_model(np.float32)
+    params = {**model.params, "wte": model.params["wte"] * np.float32(1e4)}
+    with np.errstate(all="raise"):
+        [result] = version.module.score([[1, 2, 3, 4]], params, model.n_head)
+    assert result["perplexity"] == np.inf
+    with pytest.raises(ValueError, match="^chunk must be a whole number, 1 or more, not 0$"):
+        version.module.score([[1, 2]], model.params, model.n_head, chunk=0)
