@@ -1511,7 +1511,9 @@ def is_deep(value, limit=100):
     for _ in range(limit):
         boxes = [box.values() if isinstance(box, dict) else box for box in level if isinstance(box, (dict, list))]
         level = [value for box in boxes for value in box]
-    return bool(level)
+        if not level:
+            return False
+    return True
 
 
 def is_json_object(line):

@@ -157,6 +157,15 @@ def test_a_reader_without_a_fault_passes_with_the_same_inputs_for_the_same_seed(
     assert capsys.readouterr().out.splitlines()[-1].split()[:5] == ["all", "20", "10", "10", "0"]
 
 
+@pytest.mark.slow
+@pytest.mark.extra
+def test_inputs_guided_by_atheris(tmp_path, capsys):
+    pytest.importorskip("atheris")
+    fuzz.main("config", runs=500, guided=True, faults=str(tmp_path / "faults"), out=str(tmp_path / "out.json"))
+    count = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["readers"]["config"]
+    assert count["inputs"] == 500 and count["loaded"] > 3 and count["refused"] > 3 and count["fault"] == 0
+
+
 def test_a_name_that_is_no_reader():
     with pytest.raises(ValueError, match="no reader 'pickle'.*safetensors"):
         fuzz.main("pickle")

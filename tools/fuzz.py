@@ -53,7 +53,7 @@ MESSAGE = 1000  # characters
 # Traced bytes: 1 MB, and so many for each byte of the folder. As objects of Python, JSON is larger than as text: "{},"
 # is a dict of 64 bytes and 8 in a list, a prompt of one letter a dict of 184. The gguf package makes two arrays of each
 # string.
-MEMORY = {"": 64, "prompts": 200, "gguf": 1000}
+MEMORY = {"": 64, "prompts": 200, "gguf": 150}
 FAULTS = ROOT / "tests" / "faults"
 
 
