@@ -197,7 +197,7 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
         raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
     B, T = input_ids.shape
-    check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    check_lengths(np.sum(attention_mask, axis=1).tolist(), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(attention_mask[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real

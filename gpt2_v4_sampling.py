@@ -380,7 +380,7 @@ def generate(
     if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
         raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
     B, T = input_ids.shape
-    check_lengths(np.sum(attention_mask, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    check_lengths(np.sum(attention_mask, axis=1).tolist(), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     if not np.all(attention_mask[:, -1]):
         raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     if not hasattr(seed, "__len__"):

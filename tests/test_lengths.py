@@ -16,7 +16,7 @@ def forbid_compute(version, monkeypatch):
 
 
 @every_version
-@pytest.mark.parametrize("length, n", [(9, 0), (9, 1), (8, 1), (3, 6), (1, 8)])
+@pytest.mark.parametrize("length, n", [(9, 0), (9, 1), (8, 1), (3, 6), (1, 8), (1, 10**30)])
 def test_c1_too_long_is_refused_before_any_compute(version, length, n, monkeypatch):
     """C1, K6: with n_ctx 8. The error states the prompt, its length, the tokens to generate and the limit."""
     model = random_model(n_ctx=8)
