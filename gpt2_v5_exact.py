@@ -591,6 +591,9 @@ def verify(model="tales", models_dir="models", n_rounds=3, batch_size=6, max_len
     """
     import gpt2_v4_sampling
 
+    check_sampling(batch_size=batch_size, seed=seed)
+    if n_rounds < 1 or max_length < 1:
+        raise ValueError(f"n_rounds and max_length must be 1 or more, not {n_rounds} and {max_length}")
     if model == "random":
         hparams, params = utils.GPT2_124M, utils.random_params(utils.GPT2_124M)
     else:

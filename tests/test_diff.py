@@ -55,7 +55,7 @@ STEPS = {
             "init_kv_cache", "generate", "main", "end",
         },
         new={"in_blocks", "with_row_blocks", "differing_bits", "verify"},
-        most_added=166,
+        most_added=169,
         most_removed=33,
     ),
 }  # fmt: skip

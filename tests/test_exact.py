@@ -194,6 +194,12 @@ def test_verify_fails_where_bits_differ(monkeypatch, capsys):
     assert "alone, 0 bits differ" not in capsys.readouterr().out.splitlines()[2]
 
 
+@pytest.mark.parametrize("settings", [{"n_rounds": 0}, {"batch_size": 0}, {"max_length": 0}, {"seed": -1}], ids=str)
+def test_a_verify_that_would_compare_nothing_is_refused(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}.* must be .*or more, not"):
+        v5.verify(**settings)
+
+
 def test_verify_is_a_command(monkeypatch, capsys):
     command = "gpt2_v5_exact.py verify --n_rounds 1 --batch_size 2 --max_length 70"
     monkeypatch.setattr(sys, "argv", command.split())
