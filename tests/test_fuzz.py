@@ -91,6 +91,11 @@ def read_outside(folder):
     return (folder.parent / "secret").read_bytes()
 
 
+def work(folder):
+    while True:
+        pass
+
+
 def warn(folder):
     warnings.warn("look", stacklevel=1)
 
@@ -108,7 +113,7 @@ PLANTED = {
     "RecursionError": lambda folder: json.loads("[" * 100_000),
     "UserWarning": warn,
     "slow": lambda folder: time.sleep(3600),
-    "slow, and at work": lambda folder: [None for _ in iter(int, 1)],
+    "slow, and at work": work,
     "memory": lambda folder: bytes(10_000_000),
     "outside": read_outside,
     "without words": refuse_with(" \n"),
@@ -183,6 +188,7 @@ LARGE = {
     "a number of 4300 digits": b'{"n_embd": ' + b"9" * 4300 + b"}",
     "many keys, the last twice": b"{" + b"".join(b'"%d":1,' % i for i in range(N)) + b'"99999":1}',
     "long keys": b'{"' + b"x" * 1_000_000 + b'": 1, "' + b"x" * 1_000_000 + b'": 1}',
+    "a long token": b'{"' + b"[" * 70_000 + b'": 263}',
     "one line": b"x" * 1_000_000,
     "one line of a prompt": b'{"prompt": "' + b"x " * 500_000 + b'"}',
     "many lines": b"a b\n" * N,
