@@ -6,7 +6,8 @@ Prompts are pieces of 1 to max_length tokens of a text, in random order, so that
 long ones. A version before v5 rounds a prompt otherwise in a batch than alone, and where two tokens are as likely as
 each other up to rounding, either may be chosen; what follows is then another text. So at the first id that differs the
 two ids are looked at, in the logits that the prompt has alone: it is a tie if these are less than TIE times the largest
-logit apart. v5 must not differ at all. The resident memory of the process is read after each batch.
+logit apart. v5 must not differ at all. Beside that stand the closest call of all steps, which is the smallest gap
+between the two best, and what a batch is rounded by. The resident memory of the process is read after each batch.
 """
 import json
 import sys
@@ -72,6 +73,25 @@ def first_difference(version, params, n_head, prompt, alone, batched):
     }  # fmt: skip
 
 
+def closest_calls(version, params, n_head, prompts, ids, n=10):
+    """The smallest gaps between the two best logits of a step, over all steps -> n of them, in largest logits."""
+    gaps = []
+    for prompt, new_ids in zip(tqdm(prompts, "closest calls", disable=None, leave=False), ids):
+        logits = version.gpt2([prompt + new_ids[:-1]], **params, n_head=n_head, n_logits=len(new_ids))[0]
+        second, best = np.sort(np.partition(logits, -2, axis=-1)[:, -2:], axis=-1).T  # [n_new, n_vocab] -> 2 of [n_new]
+        gaps += ((best - second) / np.max(np.abs(logits), axis=-1)).tolist()
+    return sorted(gaps)[:n]
+
+
+def batch_rounding(version, params, n_head, prompts):
+    """How far the last logits of these prompts in one batch are from those alone, at most, in largest logits."""
+    input_ids, attention_mask = version.left_pad(prompts)
+    known = {**params, "n_head": n_head, "n_logits": 1}
+    batched = version.gpt2(input_ids, attention_mask=attention_mask, **known)[:, -1]
+    alone = np.stack([version.gpt2([ids], **known)[0, -1] for ids in prompts])
+    return float(np.max(np.abs(batched - alone) / np.max(np.abs(alone), axis=-1, keepdims=True)))
+
+
 def as_float64(params):
     if isinstance(params, dict):
         return {key: as_float64(value) for key, value in params.items()}
@@ -109,9 +129,10 @@ def load(n_prompts=2000, batch_size=32, model="tales", seed=1, max_length=500, n
         "lengths": [min(lengths), max(lengths)], "n_prompt_tokens": sum(lengths), "tie": TIE,
         "numpy": np.__version__, "blas": utils.blas_in_use(), "versions": {},
     }  # fmt: skip
-    print("| version | prompts | differ | ties | largest gap / largest logit | v. float64 | s, batches | s, alone "
-          "| MB, least to most | drift, MB |")  # fmt: skip
-    print("| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: |")
+    print("gaps and rounding in largest logits")
+    print("| version | prompts | differ | ties | widest gap of these | closest call | rounding of a batch | s, batches "
+          "| s, alone | MB, least to most | drift, MB |")  # fmt: skip
+    print("| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |")
     failed = False
     for version in (v3, v4, v5):
         weights = version.with_row_blocks(params, hparams["n_head"]) if version is v5 else params
@@ -124,15 +145,18 @@ def load(n_prompts=2000, batch_size=32, model="tales", seed=1, max_length=500, n
         ]  # fmt: skip
         n_ties = sum(d["tie"] and d["two best"] for d in differing)
         failed |= n_ties < len(differing) or (version is v5 and bool(differing))
+        closest = closest_calls(version, *arguments, alone)
+        rounding = batch_rounding(version, *arguments[:2], prompts[:batch_size])
         gaps = max((d["relative gap"] for d in differing), default=0.0)
-        exact_gaps = max((d["gap in float64"] / d["largest logit"] for d in differing), default=0.0)
         report["versions"][version.__name__] = {
             "n_differing": len(differing), "n_ties": n_ties, "differing": differing, "memory": memory,
             "alone_memory": alone_memory, "batched_seconds": batched_seconds, "alone_seconds": alone_seconds,
+            "closest_calls": closest, "batch_rounding": rounding,
         }  # fmt: skip
         megabytes = [*memory, *alone_memory]
-        row = [version.__name__, f"{n_prompts:,}", len(differing), n_ties, f"{gaps:.1e}", f"{exact_gaps:.1e}",
-               f"{batched_seconds:.0f}", f"{alone_seconds:.0f}", f"{min(megabytes):.0f} to {max(megabytes):.0f}",
+        row = [version.__name__, f"{n_prompts:,}", len(differing), n_ties, f"{gaps:.1e}",
+               f"{closest[0]:.1e}", f"{rounding:.1e}", f"{batched_seconds:.0f}",
+               f"{alone_seconds:.0f}", f"{min(megabytes):.0f} to {max(megabytes):.0f}",
                f"{drift(memory):+.1f}"]  # fmt: skip
         print("|", " | ".join(map(str, row)), "|", flush=True)
     if out:
