@@ -762,6 +762,8 @@ def random_params(hparams, seed=0):
 # How GPT-2 splits text into words before any merge; this spelling (tiktoken's) means the same as the original, faster.
 SPLIT_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
+MAX_BLANKS = 500_000  # on end; tiktoken's stack would not be large enough for a million
+
 
 def byte_alphabet():
     """The printable character that stands for each byte in GPT-2's vocabulary files -> {character: byte}.
@@ -771,8 +773,6 @@ def byte_alphabet():
     plain = [b for b in range(256) if chr(b).isprintable() and chr(b) != " "]
     others = [b for b in range(256) if b not in plain]
     return {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(others)}}
-
-MAX_BLANKS = 500_000  # on end; tiktoken's stack would not be large enough for a million
 
 
 class Encoder(tiktoken.Encoding):

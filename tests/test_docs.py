@@ -205,6 +205,11 @@ INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|\w+)(?: && |$)")
 ELSEWHERE = {"git lfs pull"}  # what to do in a folder that came from somewhere else
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {  # of an hour
+    "python tools/fuzz.py all --runs 1000000 --seed 1 --out build/fuzz.json": "python tools/fuzz.py config --runs 300",
+    "python tools/fuzz.py all --runs 10000 --guided=False": "python tools/fuzz.py vocab --runs 300 --guided=False",
+    "python tools/load.py --n_prompts 2000 --batch_size 32 --model tales --seed 1 --out build/load.json": (
+        "python tools/load.py --n_prompts 8 --batch_size 4 --model tales --seed 1 --out build/load.json"
+    ),
     "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
     "python benchmarks/bench.py --goals": "python benchmarks/bench.py --goals --only context --model tales",
     "python benchmarks/bench.py --quick": "python benchmarks/bench.py --quick --only prefill --model tales",
@@ -223,7 +228,7 @@ def commands(page):
 
 COMMANDS = {command: page for page in PAGES for command in commands(page)}
 EXERCISES = [c for c, page in COMMANDS.items() if page in VERSION_PAGES and c.startswith("python -m pytest ")]
-SLOW_PARTS = r"pytest|docs/build\.py|benchmarks/|v5_exact.py verify"
+SLOW_PARTS = r"pytest|docs/build\.py|benchmarks/|tools/|v5_exact.py verify"
 SLOW = [c for c in COMMANDS if re.search(SLOW_PARTS, c) and c not in EXERCISES]
 FAST = [c for c in COMMANDS if c not in SLOW and c not in EXERCISES and c not in ELSEWHERE]
 

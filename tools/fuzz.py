@@ -281,6 +281,7 @@ def main(target, runs=10_000, seed=1, out="", guided=HAS_ATHERIS, faults=str(FAU
     print(f"{'all':18} {total[0]:9,} {total[1]:9,} {total[2]:9,} {total[3]:7,} {total[4]:8.0f}")
     if out:
         about = {"seed": seed, "guided": guided, "python": sys.version.split()[0], "numpy": np.__version__}
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(json.dumps({**about, "readers": counts}, indent=1) + "\n", encoding="utf-8")
     if total[3]:
         sys.exit(1)

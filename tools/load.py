@@ -160,6 +160,7 @@ def load(n_prompts=2000, batch_size=32, model="tales", seed=1, max_length=500, n
                f"{drift(memory):+.1f}"]  # fmt: skip
         print("|", " | ".join(map(str, row)), "|", flush=True)
     if out:
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
         Path(out).write_text(json.dumps(report, indent=1), encoding="utf-8")
     if failed:
         sys.exit(1)
