@@ -176,7 +176,7 @@ def test_a_job_that_gets_ctrl_c(server, tmp_path):
 @each_signal
 def test_a_job_that_gets_fifty_signals(server, tmp_path, number):
     sizes = attack_job(server, tmp_path, number, n=50, n_prompts=60, seed=1)
-    assert len(sizes) > 10  # they came at different moments
+    assert len(sizes) > 5  # they came at different moments
 
 
 # ---- downloads
@@ -232,7 +232,7 @@ def test_a_download_that_is_killed(server, tmp_path):
 @each_signal
 def test_a_download_that_gets_fifty_signals(server, tmp_path, number):
     states = attack_download(server, tmp_path, number, n=50, pieces=20, seed=1)
-    assert len(states) > 10
+    assert len(states) > 5
 
 
 # ---- Ctrl-C before a command begins, twice, and where Python would only report it
