@@ -32,6 +32,7 @@ def shell():
     shell.close()
 
 
+@pytest.mark.slow
 def test_everything_is_up_to_date():
     """What `python docs/build.py --check` says, by the command itself."""
     command = [sys.executable, "docs/build.py", "--check"]

@@ -89,12 +89,10 @@ def test_in_longdouble_the_same_bits_as_v0(size):
 
 
 @pytest.mark.blas
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        {"temperature": 1.0, "top_p": 0.95, "top_k": 12, "repetition_penalty": 1.1},
-    ],
+    [{}, {"temperature": 1.0, "top_p": 0.95, "top_k": 12, "repetition_penalty": 1.1}],
     ids=["greedy", "sampled"],
 )
 def test_100_texts_of_50_tokens_are_the_same_alone_and_in_batches(sampling):

@@ -168,6 +168,7 @@ def attack_job(server, tmp_path, number, n, n_prompts, seed=0):
     return sizes
 
 
+@pytest.mark.slow
 def test_a_job_that_gets_ctrl_c(server, tmp_path):
     attack_job(server, tmp_path, signal.SIGINT, n=2, n_prompts=12)
 

@@ -208,6 +208,7 @@ LARGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", LARGE)
 @pytest.mark.parametrize("name", fuzz.TARGETS)
 def test_large_and_odd_files(judge, name, large):
