@@ -44,7 +44,7 @@ def greedy(version=VERSIONS[4], **options):
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of the project in a folder with spaces and other letters, and what a shell takes for something else."""
-    folder = tmp_path / "Äpfel & Birnen; 'two' $HOME 猫"
+    folder = tmp_path / os.fsdecode("Äpfel & Birnen; 'two' $HOME 猫".encode())  # the tests may run in a C locale
     folder.mkdir()
     for path in ROOT.glob("*.py"):
         shutil.copy(path, folder)
