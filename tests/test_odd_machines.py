@@ -164,7 +164,7 @@ def test_variables_with_nonsense(expected, variables):
 
 AS_NOBODY = """
 import os, sys
-import encodings.idna, encodings.utf_8_sig, mmap, requests  # while Python's own files can be read
+import encodings.idna, encodings.utf_8_sig, mmap, numpy.random, requests  # while the packages' files can be read
 import gpt2_v4_sampling, utils
 if os.geteuid() == 0:
     os.setgroups([])
