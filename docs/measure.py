@@ -26,6 +26,7 @@ SPEED = DOCS / "measured" / "speed.json"
 KERNELS = DOCS / "measured" / "kernels.json"
 EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
+OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
 VERIFIED = {"tales": "the bundled model", "random": "random, in the shape of 124M"}
@@ -253,6 +254,20 @@ def peer_text(table):
     )
 
 
+def two_kernels_table(table):
+    """transformers' time over v3's in the complete benchmark, and in one under other kernels of OpenBLAS."""
+    batches, prompts, rows = (1, 2, 4, 8, 16, 32, 64), ("1×1000", "8×128", "ragged 8"), []
+    for results in (benchmark(), load(OTHER_RESULTS)):
+        cases = [case_of(results, part="decode", batch=batch, context=8) for batch in batches]
+        cases += [case_of(results, part="prefill", name=name) for name in prompts]
+        times = [(case["seconds"]["transformers"], case["seconds"]["v3"]) for case in cases]
+        ratios = [statistics.median(a / b for a, b in zip(*pair)) for pair in times]
+        kernels = re.search(r"\((\w+) kernels\)", results["machine"]["versions"])[1]
+        rows.append([f"{kernels} ({CORETYPES[kernels]})", *(f"{ratio:.2f}" for ratio in ratios)])
+    header = ["transformers / v3", *(f"decode, {batch} rows" for batch in batches), *(f"prefill {p}" for p in prompts)]
+    return table(header, rows) + "\n"
+
+
 def per_second(case, *names):
     data = load(SPEED)
     rows = len(RAGGED) if case != "one" else 1
@@ -330,6 +345,7 @@ def exact_table(table):
 TABLES = {
     "speed-source": speed_source,
     "peer": peer_text,
+    "two-kernels": two_kernels_table,
     "v1": speed_table("eight", "v0", "v1"),
     "v2": speed_table("ragged", "v0", "v2"),
     "v3": steps_text,
