@@ -41,7 +41,10 @@ import measure as measuring  # noqa: E402
 import pictures  # noqa: E402
 import utils  # noqa: E402
 
-COPIED = ("*.py", "*.md", "*.txt", "*.toml", "LICENSE", "docs", "tests", "tools", "benchmarks", "models/tales", ".ci")
+COPIED = (
+    "*.py", "*.md", "*.txt", "*.toml", "LICENSE", "gpt2_io", "docs", "tests", "tools", "benchmarks", "models/tales",
+    ".ci",
+)  # fmt: skip
 
 # What each version is about: the idea, and which of the things that picoGPT's README says it lacks it adds.
 IDEAS = {

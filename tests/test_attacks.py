@@ -17,6 +17,7 @@ from tiny import ROOT, VERSIONS
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.tokenizer import MAX_BLANKS
 
 unix = pytest.mark.skipif(os.name == "nt", reason="devices, links and limits of Unix")
 
@@ -86,12 +87,12 @@ def test_flags_at_the_end_of_what_makes_sense(run, flags):
 @pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
 def test_devices_without_an_end_are_no_prompts(run, monkeypatch, device):
     """/dev/zero would fill the memory; the limit is lowered here."""
-    monkeypatch.setattr(utils, "MAX_PROMPTS", 1000)
+    monkeypatch.setattr("gpt2_io.prompts.MAX_PROMPTS", 1000)
     assert_one_line(run("--prompts_file", device), device)
 
 
 def test_the_limit_is_the_last_size_that_is_taken(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(utils, "MAX_PROMPTS", 7)
+    monkeypatch.setattr("gpt2_io.prompts.MAX_PROMPTS", 7)
     for data, status in ((b"the\nin\n", 0), (b"the\nin\n\n", 2)):
         (tmp_path / "p").write_bytes(data)
         assert run("--prompts_file", tmp_path / "p", "--n_tokens_to_generate", "1").returncode == status
@@ -117,7 +118,7 @@ def test_links_in_a_circle(edge, tmp_path, flag):
 @pytest.mark.parametrize("blank", [" ", "\n", "\u3000"], ids=ascii)
 def test_a_megabyte_of_blanks(run, tmp_path, blank):
     """Beyond what tiktoken's stack takes, whose panic is no Exception. What a stack takes is encoded."""
-    for n, words in ((1_000_000, "blanks"), (utils.MAX_BLANKS, "n_ctx is 64")):
+    for n, words in ((1_000_000, "blanks"), (MAX_BLANKS, "n_ctx is 64")):
         (tmp_path / "p").write_text(json.dumps({"prompt": "the" + blank * n + "king"}), encoding="utf-8")
         assert_one_line(run("--prompts_file", tmp_path / "p"), words)
 

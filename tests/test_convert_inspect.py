@@ -20,6 +20,10 @@ from model_files import (
 from tiny import ROOT
 
 import utils
+from gpt2_io.checkpoint import open_checkpoint
+from gpt2_io.npz import read_npz
+from gpt2_io.safetensors import read_safetensors
+from gpt2_io.tokenizer import load_encoder, merges_of
 
 
 @pytest.fixture
@@ -141,9 +145,9 @@ def test_tokenize_prints_each_merge_in_order_with_its_rank(tmp_path, out):
 
 
 def test_merges_put_every_token_of_the_bundled_vocabulary_together():
-    encoder = utils.load_encoder(utils.open_checkpoint(ROOT / "models" / "tales"))
+    encoder = load_encoder(open_checkpoint(ROOT / "models" / "tales"))
     for token, rank in encoder.merge_ranks.items():
-        steps = utils.merges_of(token, encoder.merge_ranks)
+        steps = merges_of(token, encoder.merge_ranks)
         left, right, last = steps[-1]
         assert left + right == token and last == rank == max(r for _, _, r in steps)
         assert len(steps) == len(token) - 1
@@ -171,7 +175,7 @@ def test_convert_keeps_the_tensors_and_the_files(tmp_path, out):
     (folder / "tokenizer_config.json").write_text('{"add_prefix_space": false}', encoding="utf-8")
     assert out(utils.convert, folder, tmp_path / "m.npz") == f"{tmp_path}/m.npz\n"
     assert out(utils.convert, tmp_path / "m.npz", tmp_path / "back") == f"{tmp_path}/back\n"
-    found = utils.read_safetensors(tmp_path / "back" / "model.safetensors")
+    found = read_safetensors(tmp_path / "back" / "model.safetensors")
     expected = {name: array for name, array in tensors.items() if name not in ("lm_head.weight", "h.0.attn.bias")}
     assert list(found) and set(found) == set(expected)
     for name, array in expected.items():
@@ -189,8 +193,8 @@ def test_convert_dtype(tmp_path, out):
     out(utils.convert, tmp_path / "half", tmp_path / "single.npz", dtype="F32")
     half = make_tensors()["wte.weight"].astype(np.float16)
     np.testing.assert_array_equal(utils.load_model(tmp_path / "single.npz")[2]["wte"], half.astype(np.float32))
-    assert {t.dtype for t in utils.read_safetensors(tmp_path / "half" / "model.safetensors").values()} == {"F16"}
-    assert {t.dtype for t in utils.read_npz(tmp_path / "single.npz")[0].values()} == {"F32"}
+    assert {t.dtype for t in read_safetensors(tmp_path / "half" / "model.safetensors").values()} == {"F16"}
+    assert {t.dtype for t in read_npz(tmp_path / "single.npz")[0].values()} == {"F32"}
 
 
 @pytest.mark.extra

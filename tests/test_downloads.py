@@ -5,9 +5,12 @@ import errno
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +29,8 @@ from model_files import (
 from tiny import ROOT, VERSIONS
 
 import utils
+from gpt2_io.files import locked
+from gpt2_io.hub import RETRY_PAUSES, fetch, find_model, has_weights
 
 WEIGHTS = "/org/name/resolve/main/model.safetensors"
 CONFIG_JSON = "/org/name/resolve/main/config.json"
@@ -36,7 +41,7 @@ FILES = {
     "model.safetensors": safetensors_bytes(make_tensors()),
 }
 DATA = FILES["model.safetensors"]
-PAUSES = utils.RETRY_PAUSES
+PAUSES = RETRY_PAUSES
 
 
 @pytest.fixture
@@ -44,7 +49,7 @@ def hub(monkeypatch, tmp_path):
     """A server with the model org/name; retries do not wait, and we are in an empty directory with models/."""
     (tmp_path / "elsewhere" / "models").mkdir(parents=True)  # else downloads go beside utils.py
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add_model("org/name", FILES)
@@ -75,13 +80,13 @@ def test_a_model_is_downloaded_loaded_and_not_asked_for_again(hub, tmp_path):
 
 
 def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(utils, "KNOWN_FILES", {})
+    monkeypatch.setattr("gpt2_io.hub.KNOWN_FILES", {})
     hub.add_model("openai-community/gpt2", FILES)
     hub.add_model("distilbert/distilgpt2", FILES)
-    assert utils.find_model("124M") == utils.Path("models/124M")
-    assert utils.find_model("distilgpt2", "models") == utils.Path("models/distilgpt2")
-    assert utils.find_model("124M", tmp_path / "new" / "dir") == tmp_path / "new" / "dir" / "124M"
-    assert_downloaded(utils.Path("models/124M"))
+    assert find_model("124M") == Path("models/124M")
+    assert find_model("distilgpt2", "models") == Path("models/distilgpt2")
+    assert find_model("124M", tmp_path / "new" / "dir") == tmp_path / "new" / "dir" / "124M"
+    assert_downloaded(Path("models/124M"))
 
 
 def test_command_download(hub, tmp_path):
@@ -97,7 +102,7 @@ def test_command_download(hub, tmp_path):
 def test_ways_of_sending(hub, tmp_path, how):
     for path in (WEIGHTS, CONFIG_JSON):
         hub.fault(path, how)
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
 
 
@@ -111,7 +116,7 @@ def test_a_model_in_shards(hub, tmp_path):
     hub.fault(WEIGHTS.replace("model.s", "model-2.s"), *["cut"] * 4)
     with pytest.raises(ValueError, match="model-2.safetensors"):
         utils.load_model("org/name", tmp_path)
-    assert not utils.has_weights(tmp_path / "org" / "name")  # so the next run goes on
+    assert not has_weights(tmp_path / "org" / "name")  # so the next run goes on
     _, _, params = utils.load_model("org/name", tmp_path)
     np.testing.assert_array_equal(params["wpe"], dict(tensors)["wpe.weight"])
     assert leftovers(tmp_path / "org" / "name") == []
@@ -125,8 +130,8 @@ def test_a_download_goes_on_in_the_very_directory(hub, tmp_path):
     """`org/name` is a folder here, but one that an earlier download left."""
     hub.fault(WEIGHTS, *["cut"] * 4)
     with pytest.raises(ValueError):
-        utils.find_model("org/name", ".")
-    assert_downloaded(utils.find_model("org/name", "."))
+        find_model("org/name", ".")
+    assert_downloaded(find_model("org/name", "."))
 
 
 def test_a_model_with_tokenizer_json_alone(hub, tmp_path):
@@ -142,22 +147,22 @@ def test_a_connection_that_closes_half_way_is_resumed_by_the_next_run(hub, tmp_p
     folder = tmp_path / "org" / "name"
     hub.fault(WEIGHTS, "cut", "cut", "cut", "cut")
     with pytest.raises(ValueError, match=r"the connection closed at \d+ of \d+ bytes|IncompleteRead"):
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     part = folder / "model.safetensors.part"
     assert not (folder / "model.safetensors").exists()
     assert DATA.startswith(part.read_bytes()) and len(part.read_bytes()) == len(DATA) - len(DATA) // 16 - 1
     n_before = part.stat().st_size
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert hub.ranges("model.safetensors")[-1] == f"bytes={n_before}-"
     assert_downloaded(folder)
 
 
 def test_three_retries_with_growing_pauses(hub, tmp_path, monkeypatch):
     pauses = []
-    monkeypatch.setattr(utils, "RETRY_PAUSES", PAUSES)
-    monkeypatch.setattr(utils.time, "sleep", pauses.append)
+    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", PAUSES)
+    monkeypatch.setattr(time, "sleep", pauses.append)
     hub.fault(WEIGHTS, "cut", 503, "cut")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
     assert len(pauses) == 3 and 0 < pauses[0] < pauses[1] < pauses[2]
     assert [r is not None for r in hub.ranges("model.safetensors")] == [False, True, True, True]
@@ -165,14 +170,14 @@ def test_three_retries_with_growing_pauses(hub, tmp_path, monkeypatch):
 
 def test_a_server_that_does_not_resume_is_asked_from_the_start(hub, tmp_path):
     hub.fault(WEIGHTS, "cut", "ignore range")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert hub.ranges("model.safetensors") == [None, f"bytes={len(DATA) // 2}-"]
     assert_downloaded(tmp_path / "org" / "name")
 
 
 def test_a_server_that_resumes_elsewhere_is_not_believed(hub, tmp_path):
     hub.fault(WEIGHTS, "cut", "wrong range")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert hub.ranges("model.safetensors")[-1] is None
     assert_downloaded(tmp_path / "org" / "name")
 
@@ -181,7 +186,7 @@ def test_a_part_that_is_whole_already(hub, tmp_path):
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     (folder / "model.safetensors.part").write_bytes(DATA)
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(folder)
 
 
@@ -191,33 +196,33 @@ def test_a_part_of_something_else_is_thrown_away(hub, tmp_path, rest):
     folder.mkdir(parents=True)
     (folder / "model.safetensors.part").write_bytes(rest)
     hub.fault(WEIGHTS, "redirect", "redirect", "redirect")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(folder)
 
 
 def test_a_cut_without_content_length_is_noticed_by_the_file_s_own_header(hub, tmp_path):
     hub.fault(WEIGHTS, "cut without length")
     hub.fault(CONFIG_JSON, "cut without length")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
     hub.fault(WEIGHTS, *["cut without length"] * 4)
     with pytest.raises(ValueError, match="not the whole file"):
-        utils.find_model("org/name", tmp_path / "again")
+        find_model("org/name", tmp_path / "again")
     assert [p.name for p in (tmp_path / "again/org/name").glob("model*")] == []
 
 
 def test_a_list_of_merges_that_is_cut_without_content_length(hub, tmp_path):
     """A shorter list would be a list too, and texts would become other ids without a word."""
     hub.fault("/org/name/resolve/main/merges.txt", "cut without length")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
     assert hub.ranges("merges.txt") == [None, None]
 
 
 def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(utils, "TIMEOUT", (1, 0.1))
+    monkeypatch.setattr("gpt2_io.hub.TIMEOUT", (1, 0.1))
     hub.fault(WEIGHTS, "stall")
-    utils.find_model("org/name", tmp_path)
+    find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
 
 
@@ -227,29 +232,29 @@ def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
 def test_size_and_sha256_are_checked_where_they_are_known(hub, tmp_path):
     right = hashlib.sha256(DATA).hexdigest()
     url = hub.url + WEIGHTS
-    utils.fetch(url, tmp_path / "right", len(DATA), right)
+    fetch(url, tmp_path / "right", len(DATA), right)
     assert (tmp_path / "right").read_bytes() == DATA
     hub.fault(WEIGHTS, "other bytes")
-    utils.fetch(url, tmp_path / "mended", len(DATA), right)
+    fetch(url, tmp_path / "mended", len(DATA), right)
     assert (tmp_path / "mended").read_bytes() == DATA
     with pytest.raises(ValueError, match="sha256"):
-        utils.fetch(url, tmp_path / "wrong", len(DATA), "0" * 64)
+        fetch(url, tmp_path / "wrong", len(DATA), "0" * 64)
     with pytest.raises(ValueError, match=f"{len(DATA)} bytes, {len(DATA) + 1} are expected"):
-        utils.fetch(url, tmp_path / "wrong", len(DATA) + 1)
+        fetch(url, tmp_path / "wrong", len(DATA) + 1)
     assert not (tmp_path / "wrong").exists() and leftovers(tmp_path) == []
 
 
 def test_what_the_hub_says_of_a_file_is_checked_too(hub, tmp_path):
     hub.fault(WEIGHTS, *["redirect", "other bytes"] * 4)
     with pytest.raises(ValueError, match="sha256"):
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     assert not (tmp_path / "org" / "name" / "model.safetensors").exists()
 
 
 def test_known_names_must_be_the_known_files(hub, tmp_path):
     hub.add_model("openai-community/gpt2", FILES)
     with pytest.raises(ValueError, match="1042301 are expected"):
-        utils.find_model("124M", tmp_path)
+        find_model("124M", tmp_path)
     assert not (tmp_path / "124M" / "vocab.json").exists()
 
 
@@ -289,7 +294,7 @@ def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path, edg
 
 
 def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
     for endpoint, words in (("http://127.0.0.1:9", "no answer"), ("nonsense", "nonsense"), ("http://", "URL")):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         with pytest.raises(ValueError, match=f"cannot get org/name: .*{words}.*--model tales") as caught:
@@ -301,7 +306,7 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(hub, tmp_path, monkeypat
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     hub.fault(CONFIG_JSON, 401)
     with pytest.raises(ValueError, match="401.*token in HF_TOKEN is refused") as caught:
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     assert "hf_secret" not in str(caught.value)
     assert hub.requests[-1][1]["Authorization"] == "Bearer hf_secret"
     with FakeHub() as cdn:
@@ -315,7 +320,7 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(hub, tmp_path, monkeypat
             return hub.send(request, 302, b"", {"Location": other_name + WEIGHTS})
 
         hub.answer = redirect
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
         assert "Authorization" not in cdn.requests[-1][1]
 
 
@@ -323,10 +328,10 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(hub, tmp_path, monkeypat
 
 
 def test_a_full_disk_says_so_and_leaves_no_final_name(hub, tmp_path, monkeypatch):
-    usage = utils.shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(utils.shutil, "disk_usage", lambda path: usage._replace(free=10))
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=10))
     with pytest.raises(OSError, match="cannot write the download: No space left on device.*needed"):
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     assert list((tmp_path / "org" / "name").iterdir()) == []
 
 
@@ -343,14 +348,14 @@ def test_a_disk_that_fills_up_meanwhile(hub, tmp_path, edge):
 def test_a_read_only_disk_and_a_file_in_the_way(hub, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(OSError, match="cannot write the download: Not a directory"):
-        utils.find_model("org/name", tmp_path / "file")
+        find_model("org/name", tmp_path / "file")
 
     def read_only(*args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "x")
 
-    monkeypatch.setattr(utils.Path, "mkdir", read_only)
+    monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(OSError, match="cannot write the download: Read-only file system"):
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     assert hub.requests == []
 
 
@@ -370,7 +375,7 @@ def test_two_processes_at_once_get_one_right_file(hub, tmp_path):
 
 def test_many_threads_at_once_get_one_right_file(hub, tmp_path):
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda _: utils.fetch(hub.url + WEIGHTS, tmp_path / "w"), range(8)))  # raises what they raise
+        list(threads.map(lambda _: fetch(hub.url + WEIGHTS, tmp_path / "w"), range(8)))  # raises what they raise
     assert (tmp_path / "w").read_bytes() == DATA and leftovers(tmp_path) == []
     assert len(hub.requests) == 1
 
@@ -387,15 +392,15 @@ def test_a_lock_file_that_another_removes_meanwhile_is_made_anew(tmp_path, monke
         return stat(name, **options)
 
     monkeypatch.setattr(os, "stat", removed_meanwhile)
-    with utils.locked(path):
+    with locked(path):
         assert os.listdir(tmp_path) == ["w.lock"]
 
 
 def test_a_process_that_dies_leaves_no_lock_behind(hub, tmp_path):
-    code = "import os, sys, utils\nwith utils.locked(utils.Path(sys.argv[1])): os._exit(1)"
+    code = "import os, sys\nfrom gpt2_io.files import locked\nwith locked(sys.argv[1]): os._exit(1)"
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "w.lock")], cwd=ROOT, check=False, timeout=60)
     assert (tmp_path / "w.lock").exists()
-    utils.fetch(hub.url + WEIGHTS, tmp_path / "w")
+    fetch(hub.url + WEIGHTS, tmp_path / "w")
     assert leftovers(tmp_path) == []
 
 

@@ -38,6 +38,7 @@ from tiny import ROOT
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.hub import find_model, has_weights, sha256_of
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix")
 
@@ -49,6 +50,7 @@ __file__ = os.path.abspath("command.py")  # beside utils.py, as a command is
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
 import requests  # which a download would import
 import gpt2_v4_sampling, utils
+from gpt2_io import command_line
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the command has begun
 commands = {"v4": gpt2_v4_sampling.main, "utils": utils.COMMANDS}
 for line in sys.stdin:
@@ -63,11 +65,11 @@ else:
 os.environ.update(asked["environment"])
 for fd, path in enumerate((os.devnull, asked["stdout"], asked["stderr"])):
     os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
-call = utils.call_with_fire
+call = command_line.call_with_fire
 def begin(*arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     return call(*arguments)
-utils.call_with_fire = begin
+command_line.call_with_fire = begin
 sys.argv = ["command.py", *asked["arguments"]]
 utils.run(commands[asked["command"]])
 """
@@ -288,8 +290,8 @@ utils.run(main)
 )
 def test_ctrl_c_at_inconvenient_moments(tmp_path, body):
     """Python drops what is raised while an object is removed, and prints it: the command would run on."""
-    copy = tmp_path / "utils.py"  # a command is what lies beside utils.py
-    copy.write_text((ROOT / "utils.py").read_text(encoding="utf-8"), encoding="utf-8")
+    shutil.copy(ROOT / "utils.py", tmp_path)  # a command is what lies beside utils.py
+    shutil.copytree(ROOT / "gpt2_io", tmp_path / "gpt2_io")
     (tmp_path / "script.py").write_text(COMMAND.format(body=body), encoding="utf-8")
     status, err = interrupted([sys.executable, tmp_path / "script.py"], n=2)
     assert err == b"" and status in (130, -signal.SIGINT)  # the latter from the system, which a shell calls 130 too
@@ -398,20 +400,20 @@ def test_a_weight_file_that_is_cut_while_it_is_mapped_ends_the_process(tmp_path)
 def test_a_file_that_grows_shorter_while_it_is_downloaded(tmp_path, monkeypatch):
     """Somebody else cuts the part: the next attempt starts from there, and the checks at the end hold."""
     folder = tmp_path / "org" / "name"
-    monkeypatch.setattr(utils, "RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add_model("org/name", FILES)
-        sha256_of, cut = utils.sha256_of, []
+        cut = []
 
         def cut_first(part):
             if not cut:
                 cut.append(os.truncate(part, 100))
             return sha256_of(part)
 
-        monkeypatch.setattr(utils, "sha256_of", cut_first)
+        monkeypatch.setattr("gpt2_io.hub.sha256_of", cut_first)
         hub.fault("/org/name/resolve/main/model.safetensors", "redirect", None, "redirect", None)
-        utils.find_model("org/name", tmp_path)
+        find_model("org/name", tmp_path)
     assert cut and {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
@@ -448,7 +450,7 @@ def test_convert_that_is_broken_off_leaves_no_half_folder(tmp_path, monkeypatch,
             utils.convert(folder, tmp_path / "new" / "folder")
     assert not list((tmp_path / "new").iterdir())
     utils.convert(folder, tmp_path / "new" / "folder")
-    assert utils.has_weights(tmp_path / "new" / "folder")
+    assert has_weights(tmp_path / "new" / "folder")
 
 
 def test_what_a_killed_convert_left_is_named(edge, tmp_path):

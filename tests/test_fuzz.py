@@ -25,6 +25,7 @@ from tiny import ROOT, random_model
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.safetensors import SAFETENSORS_DTYPES
 
 sys.path.insert(0, str(ROOT / "tools"))
 import fuzz  # noqa: E402
@@ -286,7 +287,7 @@ class Strategies:
     def safetensors(self):
         st = self.st
         sizes = st.lists(st.integers(0, 4) | st.sampled_from(BIG_INTS), max_size=4)
-        dtypes = st.sampled_from([*utils.SAFETENSORS_DTYPES, "F8", "", 1, None])
+        dtypes = st.sampled_from([*SAFETENSORS_DTYPES, "F8", "", 1, None])
         entry = st.fixed_dictionaries(
             {"dtype": dtypes, "shape": sizes | self.any, "data_offsets": st.lists(self.number, max_size=3) | self.any}
         )
@@ -298,11 +299,11 @@ class Strategies:
         def consistent(shapes, dtypes):
             header, end = {}, 0
             for (name, shape), dtype in zip(shapes.items(), itertools.cycle(dtypes)):
-                begin, end = end, end + int(np.prod(shape)) * np.dtype(utils.SAFETENSORS_DTYPES[dtype]).itemsize
+                begin, end = end, end + int(np.prod(shape)) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
                 header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
             return header
 
-        known = [*utils.SAFETENSORS_DTYPES, *["F32", "F16", "F64", "BF16"] * 3]
+        known = [*SAFETENSORS_DTYPES, *["F32", "F16", "F64", "BF16"] * 3]
         some = st.lists(st.sampled_from(known), min_size=1, max_size=4)
         header = odd | st.builds(consistent, shapes | right, some)
 

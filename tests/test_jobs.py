@@ -24,6 +24,8 @@ from tiny import ROOT, random_model
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.prompts import read_prompts
+from gpt2_io.results import complete_prompts
 
 PROMPTS = ["Once upon a time", "The fox", "A", "The king said to his daughter that", "There was", "An old man"]
 SAMPLING = ["--temperature", "1", "--n_tokens_to_generate", "3", "--batch_size", "2"]
@@ -73,7 +75,7 @@ def read(tmp_path):
 
     def call(data):
         (tmp_path / "p").write_bytes(data)
-        return utils.read_prompts((), str(tmp_path / "p"))
+        return read_prompts((), str(tmp_path / "p"))
 
     return call
 
@@ -216,7 +218,7 @@ def complete(recorder, encoder, lengths, out, **settings):
     known = {"n_samples": 1, "stop": (), "batch_size": 4, "seed": None, "temperature": 0.0, "logprobs": False}
     known |= {"n_tokens_to_generate": 2, **settings}
     records = [{"prompt": "x" * length} for length in lengths]
-    utils.complete_prompts(recorder, encoder, records, [[64] * length for length in lengths], known, out=out)
+    complete_prompts(recorder, encoder, records, [[64] * length for length in lengths], known, out=out)
 
 
 def test_prompts_of_like_length_share_a_batch(encoder, tmp_path):

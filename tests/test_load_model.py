@@ -22,6 +22,8 @@ from model_files import (
 from tiny import ROOT, VERSIONS
 
 import utils
+from gpt2_io.checkpoint import expected_shapes
+from gpt2_io.hub import HUB, find_model
 
 IDS = [1, 4, 7, 2, 260]
 
@@ -130,8 +132,8 @@ def test_an_absurd_number_of_layers_costs_nothing(tmp_path):
 )
 def test_the_sizes_of_the_known_models(name, n_layer, n_embd, n_params):
     config = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": n_embd, "n_layer": n_layer, "n_inner": 4 * n_embd}
-    assert name in utils.HUB
-    assert sum(int(np.prod(shape)) for shape in utils.expected_shapes(config).values()) == n_params
+    assert name in HUB
+    assert sum(int(np.prod(shape)) for shape in expected_shapes(config).values()) == n_params
 
 
 # ---- configs
@@ -428,20 +430,20 @@ def test_the_order_of_search(tmp_path, elsewhere):
         return write_folder(path).resolve()
 
     cached = place(tmp_path / "no such cache/hub/models--openai-community--gpt2/snapshots/abc")
-    assert utils.find_model("124M").resolve() == cached
-    assert utils.find_model("openai-community/gpt2").resolve() == cached
+    assert find_model("124M").resolve() == cached
+    assert find_model("openai-community/gpt2").resolve() == cached
     in_models = place(elsewhere / "models" / "124M")
-    assert utils.find_model("124M").resolve() == in_models
+    assert find_model("124M").resolve() == in_models
     in_other_dir = place(elsewhere / "mine" / "124M")
-    assert utils.find_model("124M", "mine").resolve() == in_other_dir
+    assert find_model("124M", "mine").resolve() == in_other_dir
     by_path = place(elsewhere / "124M")
-    assert utils.find_model("124M", "mine").resolve() == by_path
-    assert utils.find_model(str(in_models)).resolve() == in_models
-    assert utils.find_model(elsewhere / "models" / "124M").resolve() == in_models
+    assert find_model("124M", "mine").resolve() == by_path
+    assert find_model(str(in_models)).resolve() == in_models
+    assert find_model(elsewhere / "models" / "124M").resolve() == in_models
 
 
 def test_the_bundled_model_is_found_from_anywhere(elsewhere):
-    assert utils.find_model("tales") == ROOT / "models" / "tales"
+    assert find_model("tales") == ROOT / "models" / "tales"
     result = command("tokenize", "x", cwd=elsewhere)
     assert result.returncode == 0 and "'x'" in result.stdout
 
@@ -468,20 +470,20 @@ def test_a_hugging_face_cache_is_used_in_place(tmp_path, elsewhere, monkeypatch,
         blob.parent.mkdir(exist_ok=True)
         file.rename(blob)
         file.symlink_to(blob)
-    assert utils.find_model("org/name").resolve() == new.resolve()
+    assert find_model("org/name").resolve() == new.resolve()
     utils.load_model("org/name")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert utils.find_model("org/name").resolve() == new.resolve()
+    assert find_model("org/name").resolve() == new.resolve()
     assert not (elsewhere / "models").exists()
 
 
 def test_the_old_name_of_a_known_model_in_the_cache(tmp_path, elsewhere, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     folder = write_folder(tmp_path / "no such cache/hub/models--distilgpt2/snapshots/abc")
-    assert utils.find_model("distilgpt2") == folder
+    assert find_model("distilgpt2") == folder
     write_folder(tmp_path / "no such cache/hub/models--name/snapshots/abc")
     with pytest.raises(ValueError, match="cannot get org/name"):
-        utils.find_model("org/name")
+        find_model("org/name")
 
 
 @pytest.mark.parametrize("lacking", ["config.json", "model.safetensors", "vocab.json"])
@@ -490,7 +492,7 @@ def test_a_cached_model_that_is_not_whole_does_not_count(tmp_path, elsewhere, mo
     (folder / lacking).unlink()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE"):
-        utils.find_model("org/name")
+        find_model("org/name")
 
 
 @pytest.mark.parametrize("model", ["nope", "", "..", "a/b/c", "../x", "org/..", "org/na me", "models/nope"])
@@ -548,7 +550,7 @@ def test_a_cached_pickle_does_not_count(tmp_path, elsewhere, monkeypatch):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ValueError, match="cannot get org/name"):
-        utils.find_model("org/name")
+        find_model("org/name")
 
 
 def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, edge):

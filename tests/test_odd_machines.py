@@ -48,6 +48,7 @@ def checkout(tmp_path):
     folder.mkdir()
     for path in ROOT.glob("*.py"):
         shutil.copy(path, folder)
+    shutil.copytree(ROOT / "gpt2_io", folder / "gpt2_io")
     shutil.copytree(ROOT / "models" / "tales", folder / "models" / "tales")
     return folder
 

@@ -9,6 +9,7 @@ from tiny import ROOT
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.hub import find_model
 
 C_LOCALE = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
@@ -31,13 +32,13 @@ def test_files_with_other_letters_in_a_c_locale(tmp_path):
 
 
 def test_the_bundled_model_with_another_models_dir(tmp_path):
-    assert utils.find_model("tales", tmp_path / "nothing") == ROOT / "models" / "tales"
+    assert find_model("tales", tmp_path / "nothing") == ROOT / "models" / "tales"
 
 
 @pytest.mark.parametrize("names", [{"model": ""}, {"model": "tales", "models_dir": ""}], ids=str)
 def test_an_empty_name_is_refused(names):
     with pytest.raises(ValueError, match="need a name"):
-        utils.find_model(**names)
+        find_model(**names)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="a shell of another kind")

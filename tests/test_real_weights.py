@@ -12,6 +12,8 @@ from model_files import greedy, logits_of
 from tiny import ROOT, VERSIONS
 
 import utils
+from gpt2_io.checkpoint import check_tensors, open_checkpoint, read_config
+from gpt2_io.hub import HUB, find_model
 
 SIZES = {"124M": 124_439_808, "355M": 354_823_168, "774M": 774_030_080, "1558M": 1_557_611_200}
 SIZES["distilgpt2"] = 81_912_576
@@ -21,16 +23,16 @@ HEADS = {"124M": 12, "355M": 16, "774M": 20, "1558M": 25, "distilgpt2": 12}
 def find(name):
     """The folder of a known model that is on this machine, or None; conftest.py has set HF_HUB_OFFLINE."""
     try:
-        return utils.find_model(name, ROOT / "models")
+        return find_model(name, ROOT / "models")
     except ValueError:
         return None
 
 
-FOUND = {name: folder for name in utils.HUB if (folder := find(name))}
+FOUND = {name: folder for name in HUB if (folder := find(name))}
 if not FOUND:
     pytest.skip("weights not found: python utils.py download 124M", allow_module_level=True)
 
-needs = {name: pytest.mark.skipif(name not in FOUND, reason=f"weights of {name} not found") for name in utils.HUB}
+needs = {name: pytest.mark.skipif(name not in FOUND, reason=f"weights of {name} not found") for name in HUB}
 BY_CACHE = [version for version in VERSIONS if version.caches]  # without a cache 40 tokens take minutes
 
 
@@ -54,9 +56,9 @@ def continuation(loaded, version, name, prompt, n):
 
 @pytest.mark.parametrize("name", FOUND)
 def test_sizes_and_heads(name):
-    checkpoint = utils.open_checkpoint(FOUND[name])
-    config = utils.read_config(checkpoint)
-    tensors = utils.check_tensors(checkpoint, config)
+    checkpoint = open_checkpoint(FOUND[name])
+    config = read_config(checkpoint)
+    tensors = check_tensors(checkpoint, config)
     assert sum(int(np.prod(tensor.shape)) for tensor in tensors.values()) == SIZES[name]
     assert config["n_head"] == HEADS[name]
 

@@ -14,6 +14,8 @@ from test_tokenizer import encoder_of, gpt2_files, random_strings, tales_files
 from tiny import ROOT, VERSIONS
 
 import utils
+from gpt2_io.checkpoint import GELU_NAMES
+from gpt2_io.safetensors import read_safetensors, write_safetensors
 
 pytestmark = pytest.mark.reference
 
@@ -33,7 +35,7 @@ CONFIGS = {
     },
     "scores not divided": {"scale_attn_weights": False},
     "neither way": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
-    **{name: {"activation_function": name} for name in utils.GELU_NAMES},
+    **{name: {"activation_function": name} for name in GELU_NAMES},
 }
 
 
@@ -197,10 +199,10 @@ def test_bf16_and_other_files_of_the_safetensors_package(torch, tmp_path):
 
     tensors = {"b": torch.randn(5, 7, dtype=torch.bfloat16), "h": torch.randn(3).half(), "f": torch.randn(2, 2)}
     safetensors.torch.save_file(tensors, tmp_path / "x.safetensors")
-    found = utils.read_safetensors(tmp_path / "x.safetensors")
+    found = read_safetensors(tmp_path / "x.safetensors")
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(found[name].float32(), tensor.float().numpy())
-    utils.write_safetensors(tmp_path / "y.safetensors", {name: t.float32() for name, t in found.items()})
+    write_safetensors(tmp_path / "y.safetensors", {name: t.float32() for name, t in found.items()})
     again = safetensors.torch.load_file(tmp_path / "y.safetensors")
     assert all(torch.equal(again[name], tensor.float()) for name, tensor in tensors.items())
 

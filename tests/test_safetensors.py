@@ -11,6 +11,7 @@ import pytest
 from model_files import CONFIG, clean_environment, make_tensors, safetensors_bytes, write_folder, write_huge_folder
 
 import utils
+from gpt2_io.safetensors import read_safetensors, write_safetensors
 
 
 def write(path, data):
@@ -32,7 +33,7 @@ def a_and_b(edit=None, data=b"", **changes):
 
 
 def test_a_good_file(tmp_path):
-    tensors = utils.read_safetensors(write(tmp_path / "x.safetensors", a_and_b()))
+    tensors = read_safetensors(write(tmp_path / "x.safetensors", a_and_b()))
     assert list(tensors) == ["a", "b"]
     assert tensors["a"].dtype == "F32" and tensors["a"].shape == (2, 3) and tensors["a"].n_bytes == 24
     np.testing.assert_array_equal(tensors["a"].float32(), [[0, 1, 2], [3, 4, 5]])
@@ -91,7 +92,7 @@ def test_a_spoilt_file_is_refused_by_name_without_a_large_allocation(tmp_path, n
     tracemalloc.start()
     try:
         with pytest.raises(ValueError) as caught:
-            utils.read_safetensors(path)
+            read_safetensors(path)
         assert tracemalloc.get_traced_memory()[1] < 2_000_000 + 4 * len(data)
     finally:
         tracemalloc.stop()
@@ -105,7 +106,7 @@ def test_every_cut_of_a_file_is_noticed(tmp_path):
     whole = a_and_b()
     for n in range(0, len(whole), 3):
         with pytest.raises(ValueError, match="x.safetensors"):
-            utils.read_safetensors(write(tmp_path / "x.safetensors", whole[:n]))
+            read_safetensors(write(tmp_path / "x.safetensors", whole[:n]))
 
 
 def test_a_spoilt_byte_in_the_header_never_gives_anything_but_a_valueerror(tmp_path):
@@ -115,7 +116,7 @@ def test_a_spoilt_byte_in_the_header_never_gives_anything_but_a_valueerror(tmp_p
         spoilt = bytearray(whole)
         spoilt[rng.integers(8, len(whole) - 40)] = rng.integers(0, 256)
         try:
-            for tensor in utils.read_safetensors(write(tmp_path / "x.safetensors", bytes(spoilt))).values():
+            for tensor in read_safetensors(write(tmp_path / "x.safetensors", bytes(spoilt))).values():
                 tensor.float32()
         except ValueError:
             pass
@@ -123,7 +124,7 @@ def test_a_spoilt_byte_in_the_header_never_gives_anything_but_a_valueerror(tmp_p
 
 def test_f32_is_a_view_of_the_file_that_nobody_can_write(tmp_path):
     path = write(tmp_path / "x.safetensors", a_and_b())
-    array = utils.read_safetensors(path)["a"].float32()
+    array = read_safetensors(path)["a"].float32()
     assert type(array) is np.ndarray and not array.flags.owndata and not array.flags.writeable
     with pytest.raises(ValueError, match="read-only"):
         array[0, 0] = 1
@@ -131,7 +132,7 @@ def test_f32_is_a_view_of_the_file_that_nobody_can_write(tmp_path):
 
 def test_unaligned_data_is_copied_once_so_that_blas_need_not_copy_it_every_time(tmp_path):
     tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3)}
-    array = utils.read_safetensors(write(tmp_path / "x.safetensors", safetensors_bytes(tensors, pad=False)))[
+    array = read_safetensors(write(tmp_path / "x.safetensors", safetensors_bytes(tensors, pad=False)))[
         "a"
     ].float32()
     assert array.flags.aligned
@@ -145,7 +146,7 @@ def test_f16_bf16_and_f64_become_float32_exactly(tmp_path):
         tmp_path / "x.safetensors",
         safetensors_bytes({"h": values.astype(np.float16), "b": bf16, "d": values.astype(np.float64)}),
     )
-    tensors = utils.read_safetensors(path)
+    tensors = read_safetensors(path)
     assert [tensors[name].dtype for name in "hbd"] == ["F16", "BF16", "F64"]
     np.testing.assert_array_equal(tensors["h"].float32(), values.astype(np.float16).astype(np.float32))
     np.testing.assert_array_equal(tensors["b"].float32(), (bf16.astype(np.uint32) << 16).view(np.float32))
@@ -159,7 +160,7 @@ def test_other_dtypes_may_be_there_but_are_no_weights(tmp_path):
         tmp_path / "x.safetensors",
         safetensors_bytes({"mask": np.ones((1, 1, 3, 3), np.uint8), "a": np.ones(2, np.float32)}),
     )
-    tensors = utils.read_safetensors(path)
+    tensors = read_safetensors(path)
     tensors["a"].float32()
     with pytest.raises(ValueError, match="'mask'.*U8"):
         tensors["mask"].float32()
@@ -170,7 +171,7 @@ def test_empty_tensors_and_scalars(tmp_path):
         tmp_path / "x.safetensors",
         safetensors_bytes({"none": np.ones((0, 3), np.float32), "one": np.float32(7).reshape(())}),
     )
-    tensors = utils.read_safetensors(path)
+    tensors = read_safetensors(path)
     assert tensors["none"].float32().shape == (0, 3) and tensors["one"].float32() == 7
 
 
@@ -181,12 +182,12 @@ def test_what_is_written_is_read_and_the_form_is_the_format_s(tmp_path):
         "ä": np.zeros((0,), np.float32),
     }
     path = tmp_path / "x.safetensors"
-    utils.write_safetensors(path, tensors, {"format": "pt"})
+    write_safetensors(path, tensors, {"format": "pt"})
     data = path.read_bytes()
     header_size = struct.unpack("<Q", data[:8])[0]
     header = json.loads(data[8 : 8 + header_size])
     assert header_size % 8 == 0 and header["__metadata__"] == {"format": "pt"} and header["t"]["shape"] == [5, 3]
-    found = utils.read_safetensors(path)
+    found = read_safetensors(path)
     for name in tensors:
         np.testing.assert_array_equal(found[name].float32(), tensors[name].astype(np.float32))
     assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors"]
@@ -201,10 +202,10 @@ def test_writing_is_whole_or_not_at_all(tmp_path):
             raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        utils.write_safetensors(path, Broken(a=np.ones(3, np.float32), b=np.ones(3, np.float32)))
+        write_safetensors(path, Broken(a=np.ones(3, np.float32), b=np.ones(3, np.float32)))
     assert path.read_bytes() == b"the file before" and len(list(tmp_path.iterdir())) == 1
     with pytest.raises(ValueError, match="'a'.*int64"):
-        utils.write_safetensors(path, {"a": np.ones(3, np.int64)})
+        write_safetensors(path, {"a": np.ones(3, np.int64)})
 
 
 # ---- several files with an index

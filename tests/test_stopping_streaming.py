@@ -29,6 +29,9 @@ from tiny import ROOT, random_model, random_prompts
 
 import gpt2_v4_sampling as v4
 import utils
+from gpt2_io.checkpoint import Checkpoint, open_checkpoint
+from gpt2_io.streams import TextStream
+from gpt2_io.tokenizer import load_encoder
 
 HUG = "🤗"
 # As in GPT-2's own vocabulary, the first two bytes of the emoji are one token, the other two one each.
@@ -42,7 +45,7 @@ def encoder(tmp_path_factory):
     folder = write_folder(tmp_path_factory.mktemp("models") / "m")
     (folder / "vocab.json").write_text(json.dumps(make_vocab(MORE_MERGES)), encoding="utf-8")
     (folder / "merges.txt").write_text(merges_txt(MORE_MERGES), encoding="utf-8")
-    return utils.load_encoder(utils.open_checkpoint(folder))
+    return load_encoder(open_checkpoint(folder))
 
 
 def model_that_writes(ids, n_vocab):
@@ -281,7 +284,7 @@ def test_mistakes_are_told_before_a_model_is_loaded(edge, monkeypatch, tmp_path)
 
 def pieces_of(encoder, ids, stop=()):
     """-> the pieces that come out for each id, the rest, and the whole text."""
-    stream = utils.TextStream(encoder, stop)
+    stream = TextStream(encoder, stop)
     pieces = []
     for i in ids:
         pieces.append(stream.push(i))
@@ -334,7 +337,7 @@ def test_only_what_could_become_a_stop_string_is_held_back(encoder):
 
 
 def test_nothing_comes_after_a_stop_string(encoder):
-    stream = utils.TextStream(encoder, ["b", "d"])
+    stream = TextStream(encoder, ["b", "d"])
     assert [stream.push(i) for letter in "abcd" for i in encoder.encode(letter)] == ["a", "", "", ""]
     assert (stream.end(), stream.text, stream.stopped) == ("", "a", True)
 
@@ -366,7 +369,7 @@ def test_t3_gpt2s_own_vocabulary():
         "vocab.json": (data / "encoder.json").read_text(encoding="utf-8"),
         "merges.txt": (data / "vocab.bpe").read_text(encoding="utf-8"),
     }
-    encoder = utils.load_encoder(utils.Checkpoint(path=data, tensors={}, files=files))
+    encoder = load_encoder(Checkpoint(path=data, tensors={}, files=files))
     assert encoder.encode(HUG) == [8582, 97, 245]
     assert pieces_of(encoder, [8582, 97, 245]) == (["", "", HUG], "", HUG)
 
@@ -401,7 +404,7 @@ def test_text_is_printed_before_the_next_token_is_made(written, capsys, monkeypa
 def test_each_piece_is_flushed(written, monkeypatch):
     """A pipe is not a terminal: Python would keep its text back."""
     flushed = []
-    monkeypatch.setattr(utils, "print", lambda *args, **how: flushed.append(how.get("flush")), raising=False)
+    monkeypatch.setattr("gpt2_io.results.print", lambda *args, **how: flushed.append(how.get("flush")), raising=False)
     written("abcd", "--stream")
     written("abcd", "--stream", "--json")
     assert len(flushed) > 4 and all(flushed)

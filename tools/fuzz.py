@@ -1,4 +1,4 @@
-"""Give each reader of `utils.py` broken files, and say so if one does anything but load them or refuse them clearly.
+"""Give each reader in `gpt2_io` broken files, and say so if one does anything but load them or refuse them clearly.
 
     python tools/fuzz.py safetensors --runs 100000 --seed 1
     python tools/fuzz.py all --runs 1000000 --out fuzz.json
@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 HAS_ATHERIS, HAS_GGUF = (importlib.util.find_spec(name) is not None for name in ("atheris", "gguf"))
 IS_WORKER = __name__ == "__main__" and sys.argv[1:2] == ["worker"]  # the process that atheris takes over
-READERS = ["utils", "zipfile", "numpy.lib._format_impl", "gguf.gguf_reader"]  # whose lines guide it
+READERS = ["gpt2_io", "zipfile", "numpy.lib._format_impl", "gguf.gguf_reader"]  # whose lines guide it
 if IS_WORKER:
     import atheris
 with atheris.instrument_imports(include=READERS) if IS_WORKER else contextlib.nullcontext():

@@ -27,6 +27,10 @@ from model_files import (
 )
 
 import utils
+from gpt2_io.npz import write_npz
+from gpt2_io.prompts import read_prompts
+from gpt2_io.results import complete_prompts
+from gpt2_io.safetensors import SAFETENSORS_DTYPES, read_safetensors
 
 SMALL = {**CONFIG, "vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_head": 1, "n_layer": 1, "n_inner": 3}
 SMALL |= {"eos_token_id": 2, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
@@ -143,7 +147,7 @@ def change_safetensors(data, rng):
     return struct.pack("<Q", size) + header + body
 
 
-DTYPES = {name: np.dtype(numpy_name).itemsize for name, numpy_name in utils.SAFETENSORS_DTYPES.items()}
+DTYPES = {name: np.dtype(numpy_name).itemsize for name, numpy_name in SAFETENSORS_DTYPES.items()}
 COMPRESSIONS = [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA]
 NPY_WORDS = [
     b"'<f2'", b"'<f8'", b"'<i8'", b"'>f4'", b"'O'", b"'V0'", b"'U1'", b"('<f4', 2)", b"[('a', '<f4')]", b"True",
@@ -205,7 +209,7 @@ def load(folder, file=""):
 
 
 def load_safetensors(folder):
-    for tensor in utils.read_safetensors(folder / "model.safetensors").values():
+    for tensor in read_safetensors(folder / "model.safetensors").values():
         with contextlib.suppress(ValueError):
             tensor.float32()  # also those that the config has no place for
     load(folder)
@@ -240,7 +244,7 @@ def index(folder):
 
 def npz(folder):
     write_folder(folder, SMALL, tokenizer=False)
-    utils.write_npz(folder / "m.npz", make_tensors(SMALL), {"config.json": json.dumps(SMALL)})
+    write_npz(folder / "m.npz", make_tensors(SMALL), {"config.json": json.dumps(SMALL)})
     packed = io.BytesIO()
     np.savez_compressed(packed, **make_tensors(SMALL))
     return Target("m.npz", [(folder / "m.npz").read_bytes(), packed.getvalue()], change_npz, lambda f: load(f, "m.npz"))
@@ -282,12 +286,12 @@ def run_job(folder, records, prompt_ids):
         return [[64]] * len(seeds)
 
     with contextlib.redirect_stderr(io.StringIO()):  # "seed: ..."
-        utils.complete_prompts(complete, ENCODER, records, prompt_ids, SETTINGS, out=folder / "out.jsonl")
+        complete_prompts(complete, ENCODER, records, prompt_ids, SETTINGS, out=folder / "out.jsonl")
 
 
 def prompts(folder):
     def read(folder):
-        records = utils.read_prompts((), str(folder / "prompts"))
+        records = read_prompts((), str(folder / "prompts"))
         for name in ("out.jsonl", "out.jsonl.job"):
             (folder / name).unlink(missing_ok=True)
         records = records[:20]  # the file is read; of the work that follows, a beginning will do

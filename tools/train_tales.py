@@ -27,7 +27,7 @@ from torch import nn
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import utils  # noqa: E402
+from gpt2_io.safetensors import write_safetensors  # noqa: E402
 
 EOT = "<|endoftext|>"
 
@@ -225,7 +225,7 @@ def export(model, tokenizer, out, card):
         tokenizer.save_model(folder)
         shutil.copy(Path(folder) / "merges.txt", out / "merges.txt")
     tensors = {f"transformer.{name}": p.numpy().astype(np.float16) for name, p in model.state_dict().items()}
-    utils.write_safetensors(out / "model.safetensors", tensors, {"format": "pt"})
+    write_safetensors(out / "model.safetensors", tensors, {"format": "pt"})
     (out / "README.md").write_text(card, encoding="utf-8", newline="\n")
 
 

@@ -1,0 +1,118 @@
+"""Files: read and checked, replaced whole or not at all, locked."""
+import contextlib
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+from gpt2_io.errors import naming_faults
+
+try:
+    import fcntl  # file locks, everywhere but on Windows
+except ImportError:
+    fcntl = None
+    import msvcrt
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """`with replacing(path) as file`: write bytes to `path.part`, which becomes `path` only if all went well."""
+    part = Path(f"{path}.part")
+    try:
+        with open(part, "wb") as file:
+            yield file
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_text(path):
+    with naming_faults(path):
+        return Path(path).read_text(encoding="utf-8")
+
+
+def parse_json(text, where):
+    """A JSON object -> dict. Raises ValueError, with `where`, for anything else and for a key that is there twice."""
+
+    def unique(pairs):
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+            raise ValueError(f"{twice!r:.60} is there twice")
+        return result
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{where}: a JSON object is expected, not {text[:20]!r}")
+    return value
+
+
+def has_file(folder, name):
+    """Whether a model's folder has this file. Raises ValueError for a link that leads out of the folder.
+
+    With such links, a model from somebody else could have any file of this machine read. Hugging Face's cache is built
+    of links, from `snapshots` to `blobs`: those are followed.
+    """
+    path = folder / name
+    if not path.is_file():
+        return False
+    target = path.resolve()
+    in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
+    if not in_cache and not target.is_relative_to(folder.resolve()):
+        raise ValueError(f"{path}: a link out of its folder, to {target}, which is not followed: put the file there")
+    return True
+
+
+TEXT_FILES = (
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json",
+    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def locked(path):
+    """Hold a lock file, so that of two processes one waits until the other is done."""
+    while True:
+        file = open(path, "ab")  # noqa: SIM115 (closed below, or by the next round)
+        if fcntl:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                print(f"waiting for another process that downloads {path.stem}", file=sys.stderr)
+                fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+        # The one before may have removed the file that was waited for: then the lock is worth nothing.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                break
+        file.close()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes no open file; an empty one stays behind there
+            path.unlink()
+        file.close()
+
+
+def is_json_object(line):
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def try_to_lock(file, message):
+    """Lock an open file as long as it is open. Raises ValueError with the message if another process has it locked."""
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        else:
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    except OSError:
+        raise ValueError(message) from None
