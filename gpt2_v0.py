@@ -48,32 +48,35 @@ def layer_norm(x, g, b, eps=1e-5):
 
 
 def linear(x, w, b=0):
-    """x [T, n_in], w [n_in, n_out], b [n_out] -> [T, n_out]."""
+    """x [..., n_in], w [n_in, n_out], b [n_out] -> [..., n_out]."""
     return x @ w + b
 
 
 def ffn(x, c_fc, c_proj):
     """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
-    x = gelu(linear(x, **c_fc))  # [T, n_embd] -> [T, 4*n_embd]
-    return linear(x, **c_proj)  # [T, 4*n_embd] -> [T, n_embd]
+    x = gelu(linear(x, **c_fc))  # [..., n_embd] -> [..., 4*n_embd]
+    return linear(x, **c_proj)  # [..., 4*n_embd] -> [..., n_embd]
 
 
 def attention(q, k, v, mask):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [n_q, d_head], k and v [n_k, d_head], mask [n_q, n_k] with 0 to see a key and -1e10 to hide it -> [n_q, d_head].
+    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
+    -> [..., n_q, d_head].
     """
-    scores = (q / math.sqrt(q.shape[-1])) @ k.T  # [n_q, d_head] -> [n_q, n_k]
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head] -> [..., n_q, n_k]
     scores += mask
-    return softmax(scores, out=scores) @ v  # [n_q, n_k] -> [n_q, d_head]
+    return softmax(scores, out=scores) @ v  # [..., n_q, n_k] -> [..., n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
-    x = linear(x, **c_attn)  # [T, n_embd] -> [T, 3*n_embd]
-    q, k, v = (np.split(y, n_head, axis=-1) for y in np.split(x, 3, axis=-1))  # -> 3 lists of n_head [T, d_head]
-    heads = [attention(q[h], k[h], v[h], mask) for h in range(n_head)]
-    x = np.concatenate(heads, axis=-1)  # n_head of [T, d_head] -> [T, n_embd]
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x [..., T, n_embd] -> same shape."""
+    shape = x.shape
+    x = linear(x, **c_attn)  # [..., T, n_embd] -> [..., T, 3*n_embd]
+    x = x.reshape(*shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)  # [..., T, 3*n_embd] -> [..., 3*n_head, T, d_head]
+    q, k, v = np.split(x, 3, axis=-3)  # [..., 3*n_head, T, d_head] -> 3 of [..., n_head, T, d_head]
+    x = attention(q, k, v, mask)
+    x = x.swapaxes(-2, -3).reshape(shape)  # [..., n_head, T, d_head] -> [..., T, n_embd]
     return linear(x, **c_proj)
 
 
@@ -85,33 +88,43 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask):
 
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head):
     """GPT-2 (Radford et al. 2019): input_ids [T] -> logits [T, n_vocab]; row t scores the token after position t."""
-    input_ids = np.asarray(input_ids)
-    check_ids(input_ids, n_vocab=len(wte))
-    T = len(input_ids)
-    x = wte[input_ids] + wpe[:T]  # [T] -> [T, n_embd]
+    input_ids = check_inputs(input_ids, wte, n_head, n_axes=1)
+    T = input_ids.shape[-1]
+    check_lengths([T], 0, n_ctx=len(wpe))
+    x = wte[input_ids] + wpe[:T]  # [..., T] -> [..., T, n_embd]
     mask = np.where(np.tri(T, dtype=bool), 0, -1e10).astype(x.dtype)  # [T, T]
     for block in blocks:
         x = transformer_block(x, **block, n_head=n_head, mask=mask)
-    return linear(layer_norm(x, **ln_f), wte.T)  # [T, n_embd] -> [T, n_vocab]
+    return linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
 
 
-def check_ids(input_ids, n_vocab):
-    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
-        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+def check_inputs(input_ids, wte, n_head, n_axes):
+    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
+    utils.check_settings(n_head=n_head)
+    if wte.shape[1] % n_head:
+        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
+    if wte.dtype == np.float16:
+        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
+    try:
+        input_ids = np.asarray(input_ids)
+    except ValueError:
+        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
+        raise utils.UserError(message) from None
+    if input_ids.ndim != n_axes or input_ids.size == 0:
+        shape = "[T]" if n_axes == 1 else "[B, T]"
+        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
+    # NumPy would count a negative id from the end of wte.
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
+        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
+    return input_ids.astype(int)
 
 
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    if n_tokens_to_generate < 0:
-        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
-    if len(lengths) == 0:
-        raise ValueError("there is no prompt")
+    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
     for i, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
-        if length + n_tokens_to_generate > n_ctx:
-            raise ValueError(
+        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
+            raise utils.UserError(
                 f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
                 f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
             )
@@ -120,16 +133,16 @@ def check_lengths(lengths, n_tokens_to_generate, n_ctx):
 def generate(input_ids, params, n_head, n_tokens_to_generate):
     """Greedy decoding: input_ids [T] -> the n_tokens_to_generate new ids, a list of int.
 
-    Raises ValueError before any compute where the prompt and the new tokens do not fit into n_ctx.
+    Raises UserError before any compute where the prompt and the new tokens do not fit into n_ctx.
     """
-    input_ids = np.asarray(input_ids)
-    T = len(input_ids)
-    check_lengths([T], n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    for _ in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
-        logits = gpt2(input_ids, **params, n_head=n_head)
-        next_id = np.argmax(logits[-1])
-        input_ids = np.append(input_ids, next_id)  # [T] -> [T+1]
-    return input_ids[T:].tolist()
+    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=1)
+    check_lengths([len(input_ids)], n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    output_ids = np.empty(n_tokens_to_generate, dtype=int)
+    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
+        ids = np.append(input_ids, output_ids[:i])  # [T] -> [T+i]
+        logits = gpt2(ids, **params, n_head=n_head)[-1]  # [T+i] -> [n_vocab]
+        output_ids[i] = np.argmax(logits)
+    return output_ids.tolist()
 
 
 def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False):
@@ -143,7 +156,7 @@ def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", 
         json: print a JSON object a line instead of plain text.
     """
     if len(prompts) > 1:
-        raise ValueError(f"gpt2_v0.py takes one prompt, not {len(prompts)}: use gpt2_v1_batching.py for several")
+        raise utils.UserError(f"gpt2_v0.py takes one prompt, not {len(prompts)}: use gpt2_v1_batching.py for several")
     encoder, hparams, params = utils.load_model(model, models_dir)
     input_ids = utils.encode_prompts(encoder, prompts)
     output_ids = [generate(input_ids[0], params, hparams["n_head"], n_tokens_to_generate)]

@@ -48,7 +48,7 @@ def layer_norm(x, g, b, eps=1e-5):
 
 
 def linear(x, w, b=0):
-    """x [B, T, n_in], w [n_in, n_out], b [n_out] -> [B, T, n_out]."""
+    """x [..., n_in], w [n_in, n_out], b [n_out] -> [..., n_out]."""
     # NumPy would make one BLAS call per row of the batch, each reading all of w; flattened rows read it once. Up to two
     # rows are left as they are, because one token of each is then a matrix-vector product, which is faster still.
     rows = x.reshape(-1, x.shape[-1]) if len(x) > 2 else x  # [B, T, n_in] -> [B*T, n_in]
@@ -57,32 +57,32 @@ def linear(x, w, b=0):
 
 def ffn(x, c_fc, c_proj):
     """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
-    x = gelu(linear(x, **c_fc))  # [B, T, n_embd] -> [B, T, 4*n_embd]
-    return linear(x, **c_proj)  # [B, T, 4*n_embd] -> [B, T, n_embd]
+    x = gelu(linear(x, **c_fc))  # [..., n_embd] -> [..., 4*n_embd]
+    return linear(x, **c_proj)  # [..., 4*n_embd] -> [..., n_embd]
 
 
 def attention(q, k, v, mask):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
-    hide it -> [B, n_head, n_q, d_head].
+    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
+    -> [..., n_q, d_head].
     """
-    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head] -> [..., n_q, n_k]
     scores += mask
-    return softmax(scores, out=scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
+    return softmax(scores, out=scores) @ v  # [..., n_q, n_k] -> [..., n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
-    B, T, n_embd = x.shape
-    x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
-    x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
-    q, k, v = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x [..., T, n_embd] -> same shape."""
+    shape = x.shape
+    x = linear(x, **c_attn)  # [..., T, n_embd] -> [..., T, 3*n_embd]
+    x = x.reshape(*shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)  # [..., T, 3*n_embd] -> [..., 3*n_head, T, d_head]
+    q, k, v = np.split(x, 3, axis=-3)  # [..., 3*n_head, T, d_head] -> 3 of [..., n_head, T, d_head]
     n_k = mask.shape[-1]  # the keys cached before and these T
-    kv_cache[:, :, :, n_k - T : n_k] = k, v  # into T of the T_max slots
-    k, v = kv_cache[:, :, :, :n_k]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
+    kv_cache[..., n_k - shape[-2] : n_k, :] = k, v  # into T of the T_max slots
+    k, v = kv_cache[..., :n_k, :]  # [2, B, n_head, T_max, d_head] -> 2 of [B, n_head, n_k, d_head]
     x = attention(q, k, v, mask)
-    x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
+    x = x.swapaxes(-2, -3).reshape(shape)  # [..., n_head, T, d_head] -> [..., T, n_embd]
     return linear(x, **c_proj)
 
 
@@ -95,23 +95,19 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache):
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None):
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
 
-    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
-    limits the logits to the last positions. attention_mask [B, n_past + T or more] is 1 for real tokens and 0 for pads;
-    without it all are real. Logits of pads mean nothing.
+    attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
+    With a kv_cache the T tokens follow those that it holds, and are added to it. n_logits: of how many last positions.
     """
-    input_ids = np.asarray(input_ids)
-    check_ids(input_ids, n_vocab=len(wte))
-    B, T = input_ids.shape
+    input_ids = check_inputs(input_ids, wte, n_head, n_axes=2)
+    T = input_ids.shape[-1]
+    real = check_mask(attention_mask, input_ids.shape)
     if kv_cache is None:
-        kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
-    n_past, n_rows, T_max = kv_cache["length"], kv_cache["blocks"].shape[2], kv_cache["blocks"].shape[-2]
-    if n_rows != B or n_past + T > T_max:
-        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens in {n_rows} rows: no room for {T} more in {B}")
-    if attention_mask is None:
-        attention_mask = np.ones((B, n_past + T), dtype=int)
-    real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
-    if real.shape != (B, n_past + T):
-        raise ValueError(f"attention_mask must be {[B, n_past + T]} or wider, not {list(np.shape(attention_mask))}")
+        kv_cache = init_kv_cache(wte, blocks, n_head, *input_ids.shape)
+    check_kv_cache(kv_cache, wte, blocks, n_head, *input_ids.shape)
+    utils.check_settings(n_logits=n_logits)
+    n_past = kv_cache["length"]
+    real = np.append(kv_cache["real"], real, axis=1)  # [B, T] -> [B, n_past+T]
+    check_lengths(np.sum(real, axis=1), 0, n_ctx=len(wpe))
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -120,10 +116,10 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
-    kv_cache["length"] += T
-    if n_logits is not None:
-        x = x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
-    return linear(layer_norm(x, **ln_f), wte.T)  # [B, T, n_embd] -> [B, T, n_vocab]
+    x = x if n_logits is None else x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    logits = linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
+    kv_cache.update(length=n_past + T, real=real)  # last, so that a call that was broken off can be made again
+    return logits
 
 
 def left_pad(prompts, pad_id=0):
@@ -131,31 +127,57 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
-    prompts = list(prompts)
-    check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
+    prompts = utils.check_prompts(prompts)
+    utils.check_settings(pad_id=pad_id)
     T = max(len(ids) for ids in prompts)
-    input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
+    input_ids = np.array([[pad_id] * (T - len(ids)) + ids for ids in prompts])
     attention_mask = np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
     return input_ids, attention_mask
 
 
-def check_ids(input_ids, n_vocab):
-    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
-        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+def check_inputs(input_ids, wte, n_head, n_axes):
+    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
+    utils.check_settings(n_head=n_head)
+    if wte.shape[1] % n_head:
+        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
+    if wte.dtype == np.float16:
+        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
+    try:
+        input_ids = np.asarray(input_ids)
+    except ValueError:
+        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
+        raise utils.UserError(message) from None
+    if input_ids.ndim != n_axes or input_ids.size == 0:
+        shape = "[T]" if n_axes == 1 else "[B, T]"
+        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
+    # NumPy would count a negative id from the end of wte.
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
+        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
+    return input_ids.astype(int)
+
+
+def check_mask(attention_mask, shape):
+    """attention_mask [B, T] as booleans, all True without one. Raises UserError for another shape or other numbers."""
+    mask = np.asarray(np.ones(shape) if attention_mask is None else attention_mask)
+    if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
+        raise utils.UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
+    return mask == 1
+
+
+def check_kv_cache(kv_cache, wte, blocks, n_head, B, T):
+    """Raise UserError unless the cache is of such a model and batch, and has room for T more tokens."""
+    *shape, T_max, d_head = kv_cache["blocks"].shape
+    if shape != [len(blocks), 2, B, n_head] or n_head * d_head != wte.shape[1] or kv_cache["length"] + T > T_max:
+        held = f"{kv_cache['length']} of {T_max} tokens in {shape[2]} rows"
+        raise utils.UserError(f"kv_cache holds {held}: no room for {T} more in {B}, or it is of another model")
 
 
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    if n_tokens_to_generate < 0:
-        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
-    if len(lengths) == 0:
-        raise ValueError("there is no prompt")
+    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
     for i, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
-        if length + n_tokens_to_generate > n_ctx:
-            raise ValueError(
+        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
+            raise utils.UserError(
                 f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
                 f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
             )
@@ -166,48 +188,50 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
 
     All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
     """
-    return {"length": 0, "blocks": np.empty((len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head), wte.dtype)}
+    shape = len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head
+    return {"length": 0, "real": np.ones((B, 0), dtype=bool), "blocks": np.empty(shape, wte.dtype)}
 
 
 def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
+    utils.check_settings(chunk=chunk)
+    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
+    real = check_mask(attention_mask, (B, T))
+    check_kv_cache(kv_cache, params["wte"], params["blocks"], n_head, B, T)
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
-    for start in range(0, T, chunk):
-        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(start + chunk >= T)}
-        logits = gpt2(input_ids[:, start : start + chunk], **params, n_head=n_head, **cached)
+    cache = dict(kv_cache)  # on the same memory
+    for i in range(0, T, chunk):
+        ids, mask = input_ids[:, i : i + chunk], real[:, i : i + chunk]
+        logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=cache, n_logits=int(i + chunk >= T))
+    kv_cache.update(cache)
     return logits[:, -1]
 
 
-def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask=None):
+def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+    return gpt2(np.asarray(input_ids)[..., None], **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
 
 
 def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=None):
     """Greedy decoding: input_ids [B, T] -> the n_tokens_to_generate new ids of each row, B lists of int.
 
-    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises ValueError before any compute where a
+    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises UserError before any compute where a
     prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
     """
-    input_ids = np.asarray(input_ids)
-    if attention_mask is None:
-        attention_mask = np.ones(input_ids.shape, dtype=int)
-    attention_mask = np.asarray(attention_mask, dtype=bool)
-    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
-        raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
+    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    check_lengths(np.sum(attention_mask, axis=1).tolist(), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(attention_mask[:, -1]):
-        raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
+    real = check_mask(attention_mask, (B, T))
+    check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    if not np.all(real[:, -1]):
+        raise utils.UserError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
     for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
         if i == 0:
             logits = prefill(input_ids, params, n_head, kv_cache, attention_mask)
         else:
-            logits = decode_one_token(output_ids[:, i - 1], params, n_head, kv_cache, attention_mask)
+            logits = decode_one_token(output_ids[:, i - 1], params, n_head, kv_cache)
         output_ids[:, i] = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
     return output_ids.tolist()
 

@@ -3,7 +3,6 @@
     python gpt2_v4_sampling.py "The fox said" --temperature 0.8 --top_p 0.9 --seed 7 --n_samples 3
 """
 import math
-import numbers
 
 import numpy as np
 from tqdm import tqdm
@@ -49,7 +48,7 @@ def layer_norm(x, g, b, eps=1e-5):
 
 
 def linear(x, w, b=0):
-    """x [B, T, n_in], w [n_in, n_out], b [n_out] -> [B, T, n_out]."""
+    """x [..., n_in], w [n_in, n_out], b [n_out] -> [..., n_out]."""
     # NumPy would make one BLAS call per row of the batch, each reading all of w; flattened rows read it once. Up to two
     # rows are left as they are, because one token of each is then a matrix-vector product, which is faster still.
     rows = x.reshape(-1, x.shape[-1]) if len(x) > 2 else x  # [B, T, n_in] -> [B*T, n_in]
@@ -58,32 +57,32 @@ def linear(x, w, b=0):
 
 def ffn(x, c_fc, c_proj):
     """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
-    x = gelu(linear(x, **c_fc))  # [B, T, n_embd] -> [B, T, 4*n_embd]
-    return linear(x, **c_proj)  # [B, T, 4*n_embd] -> [B, T, n_embd]
+    x = gelu(linear(x, **c_fc))  # [..., n_embd] -> [..., 4*n_embd]
+    return linear(x, **c_proj)  # [..., 4*n_embd] -> [..., n_embd]
 
 
 def attention(q, k, v, mask):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
-    hide it -> [B, n_head, n_q, d_head].
+    q [..., n_q, d_head], k and v [..., n_k, d_head], mask [..., n_q, n_k] with 0 to see a key and -1e10 to hide it
+    -> [..., n_q, d_head].
     """
-    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [B, n_head, n_q, d_head] -> [B, n_head, n_q, n_k]
+    scores = (q / math.sqrt(q.shape[-1])) @ k.swapaxes(-1, -2)  # [..., n_q, d_head] -> [..., n_q, n_k]
     scores += mask
-    return softmax(scores, out=scores) @ v  # [B, n_head, n_q, n_k] -> [B, n_head, n_q, d_head]
+    return softmax(scores, out=scores) @ v  # [..., n_q, n_k] -> [..., n_q, d_head]
 
 
 def mha(x, c_attn, c_proj, n_head, mask, kv_cache):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
-    B, T, n_embd = x.shape
-    x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
-    x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
-    q, k, v = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x [..., T, n_embd] -> same shape."""
+    shape = x.shape
+    x = linear(x, **c_attn)  # [..., T, n_embd] -> [..., T, 3*n_embd]
+    x = x.reshape(*shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)  # [..., T, 3*n_embd] -> [..., 3*n_head, T, d_head]
+    q, k, v = np.split(x, 3, axis=-3)  # [..., 3*n_head, T, d_head] -> 3 of [..., n_head, T, d_head]
     n_k = mask.shape[-1]  # the keys cached before and these T
-    kv_cache[:, :, :, n_k - T : n_k] = k, v  # into T of the T_max slots
-    k, v = kv_cache[:, :, :, :n_k]  # [2, B, n_head, T_max, d_head] -> 2 views of [B, n_head, n_k, d_head]
+    kv_cache[..., n_k - shape[-2] : n_k, :] = k, v  # into T of the T_max slots
+    k, v = kv_cache[..., :n_k, :]  # [2, B, n_head, T_max, d_head] -> 2 of [B, n_head, n_k, d_head]
     x = attention(q, k, v, mask)
-    x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
+    x = x.swapaxes(-2, -3).reshape(shape)  # [..., n_head, T, d_head] -> [..., T, n_embd]
     return linear(x, **c_proj)
 
 
@@ -96,23 +95,19 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache):
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None):
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
 
-    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
-    limits the logits to the last positions. attention_mask [B, n_past + T or more] is 1 for real tokens and 0 for pads;
-    without it all are real. Logits of pads mean nothing.
+    attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
+    With a kv_cache the T tokens follow those that it holds, and are added to it. n_logits: of how many last positions.
     """
-    input_ids = np.asarray(input_ids)
-    check_ids(input_ids, n_vocab=len(wte))
-    B, T = input_ids.shape
+    input_ids = check_inputs(input_ids, wte, n_head, n_axes=2)
+    T = input_ids.shape[-1]
+    real = check_mask(attention_mask, input_ids.shape)
     if kv_cache is None:
-        kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
-    n_past, n_rows, T_max = kv_cache["length"], kv_cache["blocks"].shape[2], kv_cache["blocks"].shape[-2]
-    if n_rows != B or n_past + T > T_max:
-        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens in {n_rows} rows: no room for {T} more in {B}")
-    if attention_mask is None:
-        attention_mask = np.ones((B, n_past + T), dtype=int)
-    real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
-    if real.shape != (B, n_past + T):
-        raise ValueError(f"attention_mask must be {[B, n_past + T]} or wider, not {list(np.shape(attention_mask))}")
+        kv_cache = init_kv_cache(wte, blocks, n_head, *input_ids.shape)
+    check_kv_cache(kv_cache, wte, blocks, n_head, *input_ids.shape)
+    utils.check_settings(n_logits=n_logits)
+    n_past = kv_cache["length"]
+    real = np.append(kv_cache["real"], real, axis=1)  # [B, T] -> [B, n_past+T]
+    check_lengths(np.sum(real, axis=1), 0, n_ctx=len(wpe))
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -121,10 +116,10 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
-    kv_cache["length"] += T
-    if n_logits is not None:
-        x = x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
-    return linear(layer_norm(x, **ln_f), wte.T)  # [B, T, n_embd] -> [B, T, n_vocab]
+    x = x if n_logits is None else x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    logits = linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
+    kv_cache.update(length=n_past + T, real=real)  # last, so that a call that was broken off can be made again
+    return logits
 
 
 def left_pad(prompts, pad_id=0):
@@ -132,31 +127,57 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
-    prompts = list(prompts)
-    check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
+    prompts = utils.check_prompts(prompts)
+    utils.check_settings(pad_id=pad_id)
     T = max(len(ids) for ids in prompts)
-    input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
+    input_ids = np.array([[pad_id] * (T - len(ids)) + ids for ids in prompts])
     attention_mask = np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
     return input_ids, attention_mask
 
 
-def check_ids(input_ids, n_vocab):
-    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
-        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
+def check_inputs(input_ids, wte, n_head, n_axes):
+    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
+    utils.check_settings(n_head=n_head)
+    if wte.shape[1] % n_head:
+        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
+    if wte.dtype == np.float16:
+        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
+    try:
+        input_ids = np.asarray(input_ids)
+    except ValueError:
+        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
+        raise utils.UserError(message) from None
+    if input_ids.ndim != n_axes or input_ids.size == 0:
+        shape = "[T]" if n_axes == 1 else "[B, T]"
+        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
+    # NumPy would count a negative id from the end of wte.
+    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
+        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
+    return input_ids.astype(int)
+
+
+def check_mask(attention_mask, shape):
+    """attention_mask [B, T] as booleans, all True without one. Raises UserError for another shape or other numbers."""
+    mask = np.asarray(np.ones(shape) if attention_mask is None else attention_mask)
+    if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
+        raise utils.UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
+    return mask == 1
+
+
+def check_kv_cache(kv_cache, wte, blocks, n_head, B, T):
+    """Raise UserError unless the cache is of such a model and batch, and has room for T more tokens."""
+    *shape, T_max, d_head = kv_cache["blocks"].shape
+    if shape != [len(blocks), 2, B, n_head] or n_head * d_head != wte.shape[1] or kv_cache["length"] + T > T_max:
+        held = f"{kv_cache['length']} of {T_max} tokens in {shape[2]} rows"
+        raise utils.UserError(f"kv_cache holds {held}: no room for {T} more in {B}, or it is of another model")
 
 
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    if n_tokens_to_generate < 0:
-        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
-    if len(lengths) == 0:
-        raise ValueError("there is no prompt")
+    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
     for i, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
-        if length + n_tokens_to_generate > n_ctx:
-            raise ValueError(
+        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
+            raise utils.UserError(
                 f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
                 f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
             )
@@ -167,22 +188,29 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
 
     All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
     """
-    return {"length": 0, "blocks": np.empty((len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head), wte.dtype)}
+    shape = len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head
+    return {"length": 0, "real": np.ones((B, 0), dtype=bool), "blocks": np.empty(shape, wte.dtype)}
 
 
 def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
+    utils.check_settings(chunk=chunk)
+    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
+    real = check_mask(attention_mask, (B, T))
+    check_kv_cache(kv_cache, params["wte"], params["blocks"], n_head, B, T)
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
-    for start in range(0, T, chunk):
-        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(start + chunk >= T)}
-        logits = gpt2(input_ids[:, start : start + chunk], **params, n_head=n_head, **cached)
+    cache = dict(kv_cache)  # on the same memory
+    for i in range(0, T, chunk):
+        ids, mask = input_ids[:, i : i + chunk], real[:, i : i + chunk]
+        logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=cache, n_logits=int(i + chunk >= T))
+    kv_cache.update(cache)
     return logits[:, -1]
 
 
-def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask=None):
+def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+    return gpt2(np.asarray(input_ids)[..., None], **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
 
 
 def penalize_repetition(logits, seen, penalty):
@@ -190,44 +218,46 @@ def penalize_repetition(logits, seen, penalty):
 
     seen: B lists of ids, of which each counts once. A logit above 0 is divided by the penalty, one below multiplied.
     """
-    if penalty == 1:
-        return logits
     logits = np.copy(logits)
     for row, ids in zip(logits, seen):
-        ids = np.array(ids, dtype=int)  # indexing would make one out of the list each time
+        ids = np.array(ids)
         row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
     return logits
 
 
-def apply_temperature(logits, temperature):
-    """Sharpen (below 1) or flatten (above 1) the distribution (Ackley et al. 1985): logits [B, n_vocab] -> the same."""
-    with np.errstate(over="ignore"):  # far below the best, -inf is what is meant
-        return (logits - np.max(logits, axis=-1, keepdims=True)) / max(float(temperature), 1e-30)
+def keep_best(weights, n_kept, lightest):
+    """Set to 0 all but the n_kept heaviest, of which the lightest is given: weights [n_vocab] -> the same."""
+    kept = weights >= lightest
+    surplus = np.count_nonzero(kept) - n_kept
+    if surplus > 0:  # ties go by lower id
+        kept[np.flatnonzero(weights == lightest)[-surplus:]] = False
+    return weights * kept
 
 
-def keep_top_k(logits, top_k):
-    """Rule out all but the top_k best tokens (Fan et al. 2018, section 5.1): logits [B, n_vocab] -> the same.
+def keep_top_k(weights, top_k):
+    """Set to 0 all but the top_k heaviest (Fan et al. 2018, section 5.1): weights [n_vocab] -> the same; 0 is off."""
+    if not 0 < top_k < len(weights):
+        return weights
+    return keep_best(weights, top_k, lightest=np.partition(weights, -top_k)[-top_k])
 
-    Ties go by lower id. What is ruled out gets -inf. top_k 0, or more than there are tokens, rules out none.
+
+def keep_top_p(weights, top_p):
+    """Set to 0 all but the nucleus (Holtzman et al. 2020, section 3.1): weights [n_vocab] -> the same; 1 is off.
+
+    The nucleus is the fewest heaviest that add up to a share of top_p or more. The one that crosses top_p belongs to
+    it, as in Hugging Face's library (OpenAI's sample.py leaves it out).
     """
-    n_vocab = logits.shape[-1]
-    if not 0 < top_k < n_vocab:
-        return logits
-    kept = np.full_like(logits, -np.inf)
-    # Sorting all tokens would take longer than the model. At least top_k of them reach the top_k-th best of the maxima
-    # of small blocks, and not many more: only those are sorted.
-    block_starts = np.arange(0, n_vocab, max(1, n_vocab // (4 * top_k)))
-    for row, kept_row in zip(logits, kept):
-        bound = np.sort(np.maximum.reduceat(row, block_starts))[-top_k]
-        ids = np.flatnonzero(row >= bound)
-        ids = ids[np.argsort(-row[ids], kind="stable")][:top_k]
-        kept_row[ids] = row[ids]
-    return kept
+    if top_p == 1:
+        return weights
+    ordered = np.sort(weights)[::-1]  # the heaviest first
+    last = find_share(ordered, max(top_p - 1e-6, 1e-9))  # a float32 sum may miss top_p by its rounding
+    return keep_best(weights, last + 1, lightest=ordered[last])
 
 
 def find_share(weights, share):
-    """The token at which the running sum of weights [n_vocab] crosses a share, above 0 up to 1, of the whole -> id."""
-    block = 256  # sums of blocks first, then one by one within a block: a running sum over all would be slow
+    """Where the running sum of weights [n] reaches a share, above 0 up to 1, of the whole -> index."""
+    # np.cumsum adds one by one and would be the slowest call of all. So it adds sums of blocks, then within one block.
+    block = 256
     sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), block)))
     target = share * sums[-1]
     b = int(np.searchsorted(sums, target))
@@ -236,203 +266,118 @@ def find_share(weights, share):
     return b * block + int(np.searchsorted(sums, min(target, sums[-1])))
 
 
-def ahead_of(weights, i):
-    """weights [n_vocab] -> the same for tokens that rank ahead of i, heavier or as heavy with a lower id; else 0."""
-    ahead = weights > weights[i]
-    ahead[:i] |= weights[:i] == weights[i]
-    return weights * ahead
+def draw(logits, generator, temperature, top_k, top_p, min_p):
+    """Draw a token from softmax(logits / temperature), or from what top_k, top_p and min_p leave: [n_vocab] -> id.
 
-
-def draw(logits, generators, top_p=1.0, min_p=0.0):
-    """Draw a token per row from the nucleus (top-p) of softmax(logits), one generator per row: [B, n_vocab] -> ids [B].
-
-    The nucleus (Holtzman et al. 2020, section 3.1) is the fewest best tokens that add up to a probability of top_p or
-    more: the one that crosses top_p belongs, as in Hugging Face's library (OpenAI's sample.py leaves it out), and the
-    best one always does. min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
+    min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
     """
-    ids = []
-    for row, generator in zip(logits, generators, strict=True):
-        with np.errstate(under="ignore"):
-            weights = np.exp(row - np.max(row))  # the best has weight 1
-        if top_p < 1:  # a sum may miss top_p by its rounding; and none ahead, as of the best, is never enough
-            enough = max(top_p - 1e-6, 1e-9) * np.sum(weights)
-        if min_p > 0:
-            weights *= weights >= min_p
-        i = find_share(weights, 1 - generator.random())
-        # No sorting: if the tokens ahead of i are enough, then neither it nor any behind it is in the nucleus. To draw
-        # again among those ahead leaves the odds within the nucleus as they are.
-        while top_p < 1 and np.sum(ahead := ahead_of(weights, i)) >= enough:
-            weights = ahead
-            i = find_share(weights, 1 - generator.random())
-        ids.append(i)
-    return np.array(ids)
+    with np.errstate(over="ignore", under="ignore"):  # far behind the best, a weight of 0 is what is meant
+        weights = np.exp((logits - np.max(logits)) / max(float(temperature), 1e-30))  # the best has weight 1
+    weights = keep_top_p(keep_top_k(weights, top_k), top_p)
+    weights *= weights >= min_p
+    # The inverse of the cumulative distribution: an even number from 0 to 1 falls on a token as often as it weighs.
+    return find_share(weights, 1 - generator.random())
 
 
 def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 chooses the best one, ties by lower id.
+    """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 takes the best one, ties by lower id.
 
-    generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises ValueError for
-    a setting that makes no sense, and for logits with NaN or +inf or nothing but -inf.
+    generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises UserError for
+    a setting that makes no sense, and for logits with NaN or infinity among the best.
     """
-    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    best = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
-    check_logits(np.take_along_axis(logits, best[:, None], axis=-1))  # argmax finds NaN too
+    utils.check_settings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    best = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]; NaN counts as the best
+    if not np.all(np.isfinite(np.take_along_axis(logits, best[:, None], axis=-1))):
+        raise utils.UserError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
     if temperature == 0:
         return best
-    ids = []
-    for row, generator in zip(logits, generators, strict=True):  # one at a time: it fits the processor's caches
-        row = keep_top_k(row[None], top_k)  # [n_vocab] -> [1, n_vocab]
-        kept = np.flatnonzero(row > -np.inf) if top_k > 0 else slice(None)  # the rest is nothing but work
-        i = draw(apply_temperature(row[:, kept], temperature), [generator], top_p, min_p)  # [1, n_kept] -> [1]
-        ids.extend(i if top_k == 0 else kept[i])
-    return np.array(ids)
-
-
-def check_logits(best):
-    """Raise ValueError where the best logits of rows, any shape, show that a row is of no use."""
-    if not np.all(np.isfinite(best)):
-        raise ValueError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
-
-
-def check_sampling(**settings):
-    """Raise ValueError, by name, for a setting that makes no sense."""
-    limits = {
-        "temperature": (numbers.Real, 0, 1e30), "top_k": (numbers.Integral, 0, math.inf),
-        "top_p": (numbers.Real, 0, 1), "min_p": (numbers.Real, 0, 1),
-        "repetition_penalty": (numbers.Real, 1e-30, 1e30), "n_samples": (numbers.Integral, 1, math.inf),
-        "seed": (numbers.Integral, 0, math.inf), "batch_size": (numbers.Integral, 1, math.inf),
-        "chunk": (numbers.Integral, 1, math.inf),
-    }  # fmt: skip
-    for name, value in settings.items():
-        kind, low, high = limits[name]
-        if not isinstance(value, kind) or not low <= value <= high:
-            what = "a whole number" if kind is numbers.Integral else "a number"
-            limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-            raise ValueError(f"{name} must be {what}, {limit}, not {value!r}")
+    rows = zip(logits, generators, strict=True)
+    return np.array([draw(row, generator, temperature, top_k, top_p, min_p) for row, generator in rows])
 
 
 def log_softmax(logits):
-    """Logarithm of the softmax over the last axis: any shape -> same shape. Raises ValueError as `sample` does."""
-    best = np.max(logits, axis=-1, keepdims=True)
-    check_logits(best)
-    with np.errstate(over="ignore", under="ignore"):
-        x = logits - best
+    """Logarithm of the softmax over the last axis: any shape -> same shape."""
+    with np.errstate(under="ignore"):
+        x = logits - np.max(logits, axis=-1, keepdims=True)
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
 
-def score(prompts, params, n_head, batch_size=16, chunk=32):
-    """How likely the model finds texts: lists of ids -> for each {"logprobs", "logprob", "perplexity"}.
+def row_generators(seed, B, n_samples):
+    """A generator of random numbers for each row of the result: sample s of prompt b has its own stream (b, s) of seed.
 
-    logprobs: the natural logarithm of the probability of each id but the first, which is only looked back on (put
-    <|endoftext|> there to have a text scored from its first word); logprob: their sum; perplexity: exp of minus their
-    mean. Raises ValueError for a text of less than two ids or longer than n_ctx, and for logits that are not finite.
+    seed: a whole number, None for a fresh one, or a list with a seed for each row.
     """
-    check_sampling(batch_size=batch_size, chunk=chunk)
-    if len(prompts) == 0:
-        return []
-    check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
-    if any(len(ids) < 2 for ids in prompts):
-        raise ValueError("a text needs two tokens or more to be scored; <|endoftext|> can stand in front")
-    scores = []
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
-        input_ids, attention_mask = left_pad(batch)
-        check_ids(input_ids, n_vocab=len(params["wte"]))
-        B, T = input_ids.shape
-        kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T)
-        chunks = []
-        for start in range(0, T - 1, chunk):  # a chunk at a time: logits for all positions would be large
-            stop = min(start + chunk, T - 1)
-            ids, next_ids = input_ids[:, start:stop], input_ids[:, start + 1 : stop + 1]
-            logits = gpt2(ids, **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)
-            chunks.append(np.take_along_axis(log_softmax(logits), next_ids[..., None], axis=-1)[..., 0])
-        for ids, row in zip(batch, np.concatenate(chunks, axis=1)):  # [B, T-1]
-            logprobs = row[T - len(ids) :].tolist()  # without those of pads
-            with np.errstate(over="ignore"):
-                perplexity = np.exp(-sum(logprobs) / len(logprobs)).item()
-            scores.append({"logprobs": logprobs, "logprob": sum(logprobs), "perplexity": perplexity})
-    return scores
+    if hasattr(seed, "__len__"):
+        if len(seed) != B * n_samples:
+            raise utils.UserError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
+        return [np.random.default_rng(row_seed) for row_seed in seed]
+    keys = [(b, s) for b in range(B) for s in range(n_samples)]
+    return [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key)) for key in keys]
 
 
 def generate(
     input_ids, params, n_head, n_tokens_to_generate, attention_mask=None, temperature=0.0, top_k=0, top_p=1.0,
     min_p=0.0, repetition_penalty=1.0, seed=None, n_samples=1, stop_ids=(), on_token=None, logprobs=False,
+    progress=True,
 ):
     """Sampling, or greedy decoding at temperature 0: input_ids [B, T] -> at most n_tokens_to_generate new ids a row.
 
-    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises ValueError before any compute where a
+    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises UserError before any compute where a
     prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
 
     The result is n_samples lists of int for each prompt, one prompt's after the other's. A list ends before the first
-    id that is in stop_ids, or with an id for which on_token(row, its new ids so far) returned a true value. With
-    logprobs the result is a pair: the ids, and for each of them the log-probability that the model itself gave it.
-
-    seed: an int, from which sample s of prompt b takes the row seed (seed, b, s), or a list with a row seed for each
-    list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, never on the
-    batch: exactly so in np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
+    id that is in stop_ids, or with an id for which on_token(row, id, logprob) returned a true value; logprob is the
+    logarithm of the probability that the model itself gave the id, or None without logprobs.
+    seed: see row_generators. What a row chooses depends on its prompt and its seed, never on the batch: exactly so in
+    np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
     """
-    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    check_sampling(repetition_penalty=repetition_penalty, n_samples=n_samples)
-    input_ids = np.asarray(input_ids)
-    if attention_mask is None:
-        attention_mask = np.ones(input_ids.shape, dtype=int)
-    attention_mask = np.asarray(attention_mask, dtype=bool)
-    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
-        raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty)
+    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    check_lengths(np.sum(attention_mask, axis=1).tolist(), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(attention_mask[:, -1]):
-        raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    if not hasattr(seed, "__len__"):
-        seed = np.random.SeedSequence().entropy if seed is None else seed
-        check_sampling(seed=seed)
-        seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
-    for row_seed in seed:  # each an int or several
-        for number in np.atleast_1d(np.array(row_seed, dtype=object)):
-            check_sampling(seed=number)
-    if len(seed) != B * n_samples:
-        raise ValueError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
-    generators = [np.random.default_rng(row_seed) for row_seed in seed]
-    stop_ids = {stop_ids} if isinstance(stop_ids, numbers.Integral) else set(stop_ids)
-    prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, attention_mask)]
-    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
+    real = check_mask(attention_mask, (B, T))
+    check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    if not np.all(real[:, -1]):
+        raise utils.UserError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
-    output_ids, output_logprobs = [[] for _ in generators], [[] for _ in generators]
-    next_ids = np.zeros(B * n_samples, dtype=int)
+    generators = row_generators(seed, B, n_samples)
+    stop_ids = utils.check_ids([stop_ids] if isinstance(stop_ids, int) else stop_ids, "stop_ids", len(params["wte"]))
+    prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, real)]
+    output_ids, next_ids = [[] for _ in generators], np.zeros(B * n_samples, dtype=int)
     running = list(range(B * n_samples))
-    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None if on_token is None else True, leave=False):
+    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None if progress else True, leave=False):
         if i == 0:
             logits = prefill(input_ids, params, n_head, kv_cache, attention_mask)
             if n_samples > 1:  # each prompt was prefilled once; its samples go on from copies of its row
-                logits, attention_mask = (np.repeat(x, n_samples, axis=0) for x in (logits, attention_mask))
+                logits = np.repeat(logits, n_samples, axis=0)
+                kv_cache["real"] = np.repeat(kv_cache["real"], n_samples, axis=0)
                 kv_cache["blocks"] = np.repeat(kv_cache["blocks"], n_samples, axis=2)
         else:
-            logits = decode_one_token(next_ids, params, n_head, kv_cache, attention_mask)
+            logits = decode_one_token(next_ids, params, n_head, kv_cache)
         # Finished rows stay in the batch, since to take them out the cache would be copied. Nothing is chosen for them.
         logits = logits if len(running) == len(logits) else logits[running]
-        seen = [prompts[r // n_samples] + output_ids[r] for r in running]
-        scores = penalize_repetition(logits, seen, repetition_penalty)
-        ids = sample(scores, [generators[r] for r in running], temperature, top_k, top_p, min_p)
-        next_ids[running] = ids
-        if logprobs:
-            chosen = np.take_along_axis(log_softmax(logits), ids[:, None], axis=-1)[:, 0].tolist()
-        for n, r in enumerate(list(running)):
-            finished = ids[n] in stop_ids
-            if not finished:
-                output_ids[r].append(int(ids[n]))
-                output_logprobs[r] += chosen[n : n + 1] if logprobs else []
-                finished = on_token is not None and on_token(r, output_ids[r])
-            if finished:
-                running.remove(r)
+        scores = logits
+        if repetition_penalty != 1:
+            seen = [prompts[row // n_samples] + output_ids[row] for row in running]
+            scores = penalize_repetition(logits, seen, repetition_penalty)
+        next_ids[running] = ids = sample(scores, [generators[row] for row in running], **sampling)
+        chosen = np.take_along_axis(log_softmax(logits), ids[:, None], axis=-1)[:, 0].tolist() if logprobs else None
+        for n, row in enumerate(list(running)):
+            stopped = ids[n] in stop_ids
+            if not stopped:
+                output_ids[row].append(int(ids[n]))
+                stopped = on_token is not None and on_token(row, int(ids[n]), chosen and chosen[n])
+            if stopped:
+                running.remove(row)
         if not running:
             break
-    return (output_ids, output_logprobs) if logprobs else output_ids
+    return output_ids
 
 
 def main(
     *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False, temperature=0.0, top_k=0,
     top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
-    stream=False, logprobs=False, prompts_file=None, out=None, batch_size=16,
+    stream=False, logprobs=False,
 ):
     """Print what the model writes after each prompt.
 
@@ -450,32 +395,18 @@ def main(
         seed: a whole number that makes the choices repeatable; without it a fresh one is drawn and shown.
         n_samples: how many continuations of each prompt.
         stop: end a continuation before this text; can be given several times.
-        ignore_eos: do not end a continuation at <|endoftext|>.
+        ignore_eos: do not end a continuation at the end of a text, <|endoftext|>.
         stream: print text as it is made.
         logprobs: add each token's log-probability and their sum to the JSON.
-        prompts_file: a file with a prompt a line, or JSON lines with "prompt" and maybe "id"; - is standard input.
-        out: write JSON lines to this file; started again after a break, the same command does what is left.
-        batch_size: how many prompts to run at once.
     """
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling |= {"repetition_penalty": repetition_penalty, "n_samples": n_samples}
-    check_sampling(**sampling, batch_size=batch_size, seed=0 if seed is None else seed)
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    utils.check_output(stop, stream, out)
-    records = utils.read_prompts(prompts, prompts_file)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "n_samples": n_samples}
+    settings |= {"repetition_penalty": repetition_penalty, "seed": utils.choose_seed(seed, temperature)}
     encoder, hparams, params = utils.load_model(model, models_dir)
-    prompt_ids = utils.encode_prompts(encoder, [record["prompt"] for record in records])
-    check_lengths([len(ids) for ids in prompt_ids], n_tokens_to_generate, hparams["n_ctx"])
-
-    def complete(batch, seeds, on_token):
-        input_ids, attention_mask = left_pad(batch)
-        settings = {**sampling, "seed": seeds, "on_token": on_token, "logprobs": logprobs}
-        settings["stop_ids"] = () if ignore_eos else (encoder.eot,)
-        return generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
-
-    settings = {**sampling, "seed": seed, "batch_size": batch_size, "n_tokens_to_generate": n_tokens_to_generate}
-    settings |= {"stop": stop, "ignore_eos": ignore_eos, "logprobs": logprobs, "model": model, "models_dir": models_dir}
-    utils.complete_prompts(complete, encoder, records, prompt_ids, settings, stream, json or logprobs, out)
+    input_ids, attention_mask = left_pad(utils.encode_prompts(encoder, prompts))
+    settings["stop_ids"] = () if ignore_eos else encoder.stop_ids
+    with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
+        settings |= {"on_token": texts.on_token, "logprobs": logprobs, "progress": not stream}
+        generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,75 @@
+"""What v4 and later print: continuations that end at stop strings, as text, as JSON, or piece by piece."""
+import json
+import secrets
+import sys
+
+from gpt2_io.errors import UserError
+from gpt2_io.streams import TextStream, print_several, show_everything
+
+
+def choose_seed(seed, temperature):
+    """The seed that was given, or where tokens are drawn without one a fresh one, shown so that they can be again."""
+    if seed is None and temperature:
+        seed = secrets.randbelow(2**32)
+        print(f"seed: {seed}", file=sys.stderr)
+    return seed
+
+
+class Continuations:
+    """Takes the tokens of all rows as they come and prints their texts, at the end or, with stream, at once.
+
+    Rows are numbered as `generate` of gpt2_v4_sampling.py does: n_samples for the first prompt, then for the next.
+    stop: texts before which a continuation ends; they are looked for in the continuation alone, not across its prompt.
+    stream: one text as it is, several as JSON lines {"index", "text"}, the last of each with "finish_reason".
+    as_json, or logprobs: a JSON object a row, {"index", "sample", "prompt", "ids", "text", "finish_reason"}; "sample"
+    only where there are several; with logprobs also those, and "logprob", their sum.
+    """
+
+    def __init__(self, encoder, prompts, n_tokens_to_generate, n_samples=1, stop=(), stream=False, as_json=False,
+                 logprobs=False):  # fmt: skip
+        if "" in stop:
+            raise UserError("--stop needs a text that is not empty")
+        self.prompts, self.n_tokens_to_generate, self.n_samples = prompts, n_tokens_to_generate, n_samples
+        self.stream, self.as_json, self.with_logprobs = stream, as_json or logprobs, logprobs
+        self.plain = stream and not self.as_json and len(prompts) * n_samples == 1
+        self.streams = [TextStream(encoder, stop) for _ in range(len(prompts) * n_samples)]
+        self.ids, self.logprobs = [[] for _ in self.streams], [[] for _ in self.streams]
+
+    def on_token(self, row, token_id, logprob):
+        """The next token of a row -> whether its text has come to its end. For `generate`."""
+        self.ids[row].append(token_id)
+        self.logprobs[row].append(logprob)
+        self.show(row, self.streams[row].push(token_id))
+        return self.streams[row].stopped
+
+    def name_of(self, row):
+        index, sample = divmod(row, self.n_samples)
+        return {"index": index, "sample": sample} if self.n_samples > 1 else {"index": index}
+
+    def show(self, row, text, ending=None):
+        if self.plain:
+            print(text, end="" if ending is None else "\n", flush=True)
+        elif self.stream and (text or ending):
+            print(json.dumps({**self.name_of(row), "text": text, **(ending or {})}), flush=True)
+
+    def __enter__(self):
+        show_everything(sys.stdout)
+        return self
+
+    def __exit__(self, exception, *_):
+        if exception is not None:
+            return
+        for row, stream in enumerate(self.streams):
+            rest = stream.end()
+            is_stop = stream.stopped or len(self.ids[row]) < self.n_tokens_to_generate
+            ending = {"finish_reason": "stop" if is_stop else "length"}
+            if self.with_logprobs:
+                ending |= {"logprobs": self.logprobs[row], "logprob": sum(self.logprobs[row])}
+            self.show(row, rest, ending)
+            prompt = self.prompts[row // self.n_samples]
+            if self.as_json and not self.stream:
+                result = {"prompt": prompt, "ids": self.ids[row], "text": stream.text, **ending}
+                print(json.dumps({**self.name_of(row), **result}), flush=True)
+        if not self.as_json and not self.stream:
+            prompts = [prompt for prompt in self.prompts for _ in range(self.n_samples)]
+            print_several(prompts, [stream.text for stream in self.streams])
