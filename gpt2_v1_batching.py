@@ -91,9 +91,9 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask):
 
 def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head):
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each."""
-    input_ids = check_inputs(input_ids, wte, n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, wte, n_head, n_axes=2)
     T = input_ids.shape[-1]
-    check_lengths([T], 0, n_ctx=len(wpe))
+    utils.check_lengths([T], 0, n_ctx=len(wpe))
     x = wte[input_ids] + wpe[:T]  # [..., T] -> [..., T, n_embd]
     mask = np.where(np.tri(T, dtype=bool), 0, -1e10).astype(x.dtype)  # [T, T]
     for block in blocks:
@@ -101,46 +101,14 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head):
     return linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
 
 
-def check_inputs(input_ids, wte, n_head, n_axes):
-    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
-    utils.check_settings(n_head=n_head)
-    if wte.shape[1] % n_head:
-        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
-    if wte.dtype == np.float16:
-        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
-    try:
-        input_ids = np.asarray(input_ids)
-    except ValueError:
-        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
-        raise utils.UserError(message) from None
-    if input_ids.ndim != n_axes or input_ids.size == 0:
-        shape = "[T]" if n_axes == 1 else "[B, T]"
-        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
-    # NumPy would count a negative id from the end of wte.
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
-        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
-    return input_ids.astype(int)
-
-
-def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
-    for i, length in enumerate(lengths):
-        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
-            raise utils.UserError(
-                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
-                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
-            )
-
-
 def generate(input_ids, params, n_head, n_tokens_to_generate):
     """Greedy decoding: input_ids [B, T] -> the n_tokens_to_generate new ids of each row, B lists of int.
 
     Raises UserError before any compute where a prompt and the new tokens do not fit into n_ctx.
     """
-    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    check_lengths([T], n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    utils.check_lengths([T], n_tokens_to_generate, n_ctx=len(params["wpe"]))
     output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
     for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):
         ids = np.append(input_ids, output_ids[:, :i], axis=1)  # [B, T] -> [B, T+i]

@@ -98,16 +98,15 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
     With a kv_cache the T tokens follow those that it holds, and are added to it. n_logits: of how many last positions.
     """
-    input_ids = check_inputs(input_ids, wte, n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, wte, n_head, n_axes=2)
     T = input_ids.shape[-1]
-    real = check_mask(attention_mask, input_ids.shape)
+    real = utils.check_mask(attention_mask, input_ids.shape)
     if kv_cache is None:
         kv_cache = init_kv_cache(wte, blocks, n_head, *input_ids.shape)
-    check_kv_cache(kv_cache, wte, blocks, n_head, *input_ids.shape)
     utils.check_settings(n_logits=n_logits)
+    utils.check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head)
     n_past = kv_cache["length"]
     real = np.append(kv_cache["real"], real, axis=1)  # [B, T] -> [B, n_past+T]
-    check_lengths(np.sum(real, axis=1), 0, n_ctx=len(wpe))
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -135,59 +134,13 @@ def left_pad(prompts, pad_id=0):
     return input_ids, attention_mask
 
 
-def check_inputs(input_ids, wte, n_head, n_axes):
-    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
-    utils.check_settings(n_head=n_head)
-    if wte.shape[1] % n_head:
-        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
-    if wte.dtype == np.float16:
-        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
-    try:
-        input_ids = np.asarray(input_ids)
-    except ValueError:
-        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
-        raise utils.UserError(message) from None
-    if input_ids.ndim != n_axes or input_ids.size == 0:
-        shape = "[T]" if n_axes == 1 else "[B, T]"
-        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
-    # NumPy would count a negative id from the end of wte.
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
-        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
-    return input_ids.astype(int)
-
-
-def check_mask(attention_mask, shape):
-    """attention_mask [B, T] as booleans, all True without one. Raises UserError for another shape or other numbers."""
-    mask = np.asarray(np.ones(shape) if attention_mask is None else attention_mask)
-    if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
-        raise utils.UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
-    return mask == 1
-
-
-def check_kv_cache(kv_cache, wte, blocks, n_head, B, T):
-    """Raise UserError unless the cache is of such a model and batch, and has room for T more tokens."""
-    *shape, T_max, d_head = kv_cache["blocks"].shape
-    if shape != [len(blocks), 2, B, n_head] or n_head * d_head != wte.shape[1] or kv_cache["length"] + T > T_max:
-        held = f"{kv_cache['length']} of {T_max} tokens in {shape[2]} rows"
-        raise utils.UserError(f"kv_cache holds {held}: no room for {T} more in {B}, or it is of another model")
-
-
-def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
-    for i, length in enumerate(lengths):
-        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
-            raise utils.UserError(
-                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
-                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
-            )
-
-
 def init_kv_cache(wte, blocks, n_head, B, T_max):
     """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
 
     All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
     """
+    utils.check_weights(wte, n_head)
+    utils.check_settings(B=B, T_max=T_max)
     shape = len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head
     return {"length": 0, "real": np.ones((B, 0), dtype=bool), "blocks": np.empty(shape, wte.dtype)}
 
@@ -195,12 +148,12 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
 def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
     utils.check_settings(chunk=chunk)
-    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    real = check_mask(attention_mask, (B, T))
-    check_kv_cache(kv_cache, params["wte"], params["blocks"], n_head, B, T)
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_kv_cache(kv_cache, real, params["wte"], params["wpe"], params["blocks"], n_head)
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
-    cache = dict(kv_cache)  # on the same memory
+    cache = dict(kv_cache)  # of the same arrays, so the caller's has its new length only after the last chunk
     for i in range(0, T, chunk):
         ids, mask = input_ids[:, i : i + chunk], real[:, i : i + chunk]
         logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=cache, n_logits=int(i + chunk >= T))
@@ -210,7 +163,8 @@ def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None
 
 def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    return gpt2(np.asarray(input_ids)[..., None], **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)[:, None]  # [B] -> [B, 1]
+    return gpt2(input_ids, **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
 
 
 def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=None):
@@ -219,12 +173,10 @@ def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=Non
     attention_mask [B, T] as from left_pad; without it all tokens are real. Raises UserError before any compute where a
     prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
     """
-    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    real = check_mask(attention_mask, (B, T))
-    check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(real[:, -1]):
-        raise utils.UserError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     output_ids = np.empty((B, n_tokens_to_generate), dtype=int)
     for i in tqdm(range(n_tokens_to_generate), "generating", disable=None, leave=False):

@@ -98,16 +98,15 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
     With a kv_cache the T tokens follow those that it holds, and are added to it. n_logits: of how many last positions.
     """
-    input_ids = check_inputs(input_ids, wte, n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, wte, n_head, n_axes=2)
     T = input_ids.shape[-1]
-    real = check_mask(attention_mask, input_ids.shape)
+    real = utils.check_mask(attention_mask, input_ids.shape)
     if kv_cache is None:
         kv_cache = init_kv_cache(wte, blocks, n_head, *input_ids.shape)
-    check_kv_cache(kv_cache, wte, blocks, n_head, *input_ids.shape)
     utils.check_settings(n_logits=n_logits)
+    utils.check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head)
     n_past = kv_cache["length"]
     real = np.append(kv_cache["real"], real, axis=1)  # [B, T] -> [B, n_past+T]
-    check_lengths(np.sum(real, axis=1), 0, n_ctx=len(wpe))
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
@@ -135,59 +134,13 @@ def left_pad(prompts, pad_id=0):
     return input_ids, attention_mask
 
 
-def check_inputs(input_ids, wte, n_head, n_axes):
-    """input_ids as an array of ids. Raises UserError for anything else, and where n_head does not fit the weights."""
-    utils.check_settings(n_head=n_head)
-    if wte.shape[1] % n_head:
-        raise utils.UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
-    if wte.dtype == np.float16:
-        raise utils.UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
-    try:
-        input_ids = np.asarray(input_ids)
-    except ValueError:
-        message = "the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
-        raise utils.UserError(message) from None
-    if input_ids.ndim != n_axes or input_ids.size == 0:
-        shape = "[T]" if n_axes == 1 else "[B, T]"
-        raise utils.UserError(f"input_ids must have the shape {shape}, not empty; it has {list(input_ids.shape)}")
-    # NumPy would count a negative id from the end of wte.
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= len(wte)):
-        raise utils.UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
-    return input_ids.astype(int)
-
-
-def check_mask(attention_mask, shape):
-    """attention_mask [B, T] as booleans, all True without one. Raises UserError for another shape or other numbers."""
-    mask = np.asarray(np.ones(shape) if attention_mask is None else attention_mask)
-    if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
-        raise utils.UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
-    return mask == 1
-
-
-def check_kv_cache(kv_cache, wte, blocks, n_head, B, T):
-    """Raise UserError unless the cache is of such a model and batch, and has room for T more tokens."""
-    *shape, T_max, d_head = kv_cache["blocks"].shape
-    if shape != [len(blocks), 2, B, n_head] or n_head * d_head != wte.shape[1] or kv_cache["length"] + T > T_max:
-        held = f"{kv_cache['length']} of {T_max} tokens in {shape[2]} rows"
-        raise utils.UserError(f"kv_cache holds {held}: no room for {T} more in {B}, or it is of another model")
-
-
-def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    utils.check_settings(n_tokens_to_generate=n_tokens_to_generate)
-    for i, length in enumerate(lengths):
-        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
-            raise utils.UserError(
-                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
-                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
-            )
-
-
 def init_kv_cache(wte, blocks, n_head, B, T_max):
     """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
 
     All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes.
     """
+    utils.check_weights(wte, n_head)
+    utils.check_settings(B=B, T_max=T_max)
     shape = len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head
     return {"length": 0, "real": np.ones((B, 0), dtype=bool), "blocks": np.empty(shape, wte.dtype)}
 
@@ -195,12 +148,12 @@ def init_kv_cache(wte, blocks, n_head, B, T_max):
 def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
     utils.check_settings(chunk=chunk)
-    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    real = check_mask(attention_mask, (B, T))
-    check_kv_cache(kv_cache, params["wte"], params["blocks"], n_head, B, T)
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_kv_cache(kv_cache, real, params["wte"], params["wpe"], params["blocks"], n_head)
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
-    cache = dict(kv_cache)  # on the same memory
+    cache = dict(kv_cache)  # of the same arrays, so the caller's has its new length only after the last chunk
     for i in range(0, T, chunk):
         ids, mask = input_ids[:, i : i + chunk], real[:, i : i + chunk]
         logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=cache, n_logits=int(i + chunk >= T))
@@ -210,7 +163,8 @@ def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None
 
 def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    return gpt2(np.asarray(input_ids)[..., None], **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)[:, None]  # [B] -> [B, 1]
+    return gpt2(input_ids, **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
 
 
 def penalize_repetition(logits, seen, penalty):
@@ -220,25 +174,25 @@ def penalize_repetition(logits, seen, penalty):
     """
     logits = np.copy(logits)
     for row, ids in zip(logits, seen):
-        ids = np.array(ids)
+        ids = np.array(ids, dtype=int)
         row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
     return logits
 
 
-def keep_best(weights, n_kept, lightest):
-    """Set to 0 all but the n_kept heaviest, of which the lightest is given: weights [n_vocab] -> the same."""
-    kept = weights >= lightest
-    surplus = np.count_nonzero(kept) - n_kept
-    if surplus > 0:  # ties go by lower id
-        kept[np.flatnonzero(weights == lightest)[-surplus:]] = False
-    return weights * kept
+def are_best(x, n, lowest):
+    """Which of x [n_vocab] are the n highest, the lowest of which is given -> booleans; ties go by lower id."""
+    best = x >= lowest
+    surplus = np.count_nonzero(best) - n
+    if surplus > 0:
+        best[np.flatnonzero(x == lowest)[-surplus:]] = False
+    return best
 
 
-def keep_top_k(weights, top_k):
-    """Set to 0 all but the top_k heaviest (Fan et al. 2018, section 5.1): weights [n_vocab] -> the same; 0 is off."""
-    if not 0 < top_k < len(weights):
-        return weights
-    return keep_best(weights, top_k, lightest=np.partition(weights, -top_k)[-top_k])
+def keep_top_k(logits, top_k):
+    """Rule out, with -inf, all but the top_k best (Fan et al. 2018, section 5.1): logits [n_vocab] -> the same."""
+    if not 0 < top_k < len(logits):  # 0 is off
+        return logits
+    return np.where(are_best(logits, top_k, lowest=np.partition(logits, -top_k)[-top_k]), logits, -np.inf)
 
 
 def keep_top_p(weights, top_p):
@@ -251,12 +205,12 @@ def keep_top_p(weights, top_p):
         return weights
     ordered = np.sort(weights)[::-1]  # the heaviest first
     last = find_share(ordered, max(top_p - 1e-6, 1e-9))  # a float32 sum may miss top_p by its rounding
-    return keep_best(weights, last + 1, lightest=ordered[last])
+    return weights * are_best(weights, last + 1, lowest=ordered[last])
 
 
 def find_share(weights, share):
     """Where the running sum of weights [n] reaches a share, above 0 up to 1, of the whole -> index."""
-    # np.cumsum adds one by one and would be the slowest call of all. So it adds sums of blocks, then within one block.
+    # A running sum over all weights would be the slowest call here: so one over sums of blocks, then one in a block.
     block = 256
     sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), block)))
     target = share * sums[-1]
@@ -271,9 +225,10 @@ def draw(logits, generator, temperature, top_k, top_p, min_p):
 
     min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
     """
+    logits = keep_top_k(logits, top_k)
     with np.errstate(over="ignore", under="ignore"):  # far behind the best, a weight of 0 is what is meant
         weights = np.exp((logits - np.max(logits)) / max(float(temperature), 1e-30))  # the best has weight 1
-    weights = keep_top_p(keep_top_k(weights, top_k), top_p)
+    weights = keep_top_p(weights, top_p)
     weights *= weights >= min_p
     # The inverse of the cumulative distribution: an even number from 0 to 1 falls on a token as often as it weighs.
     return find_share(weights, 1 - generator.random())
@@ -283,14 +238,12 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
     """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 takes the best one, ties by lower id.
 
     generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises UserError for
-    a setting that makes no sense, and for logits with NaN or infinity among the best.
+    a setting that makes no sense, and where a row's best logit is NaN or infinite.
     """
     utils.check_settings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    best = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]; NaN counts as the best
-    if not np.all(np.isfinite(np.take_along_axis(logits, best[:, None], axis=-1))):
-        raise utils.UserError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
+    utils.check_logits(logits)
     if temperature == 0:
-        return best
+        return np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
     rows = zip(logits, generators, strict=True)
     return np.array([draw(row, generator, temperature, top_k, top_p, min_p) for row, generator in rows])
 
@@ -303,16 +256,16 @@ def log_softmax(logits):
 
 
 def row_generators(seed, B, n_samples):
-    """A generator of random numbers for each row of the result: sample s of prompt b has its own stream (b, s) of seed.
+    """A generator of random numbers for each row of the result; sample s of prompt b has the stream (seed, b, s).
 
-    seed: a whole number, None for a fresh one, or a list with a seed for each row.
+    seed: a whole number, None for a fresh one, or a list with a seed or a stream for each row.
     """
-    if hasattr(seed, "__len__"):
-        if len(seed) != B * n_samples:
-            raise utils.UserError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
-        return [np.random.default_rng(row_seed) for row_seed in seed]
-    keys = [(b, s) for b in range(B) for s in range(n_samples)]
-    return [np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key)) for key in keys]
+    if not hasattr(seed, "__len__"):
+        seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
+    if len(seed) != B * n_samples:
+        raise utils.UserError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
+    rows = [row if hasattr(row, "__len__") else (row,) for row in seed]
+    return [np.random.default_rng(np.random.SeedSequence(first, spawn_key=stream)) for first, *stream in rows]
 
 
 def generate(
@@ -328,17 +281,16 @@ def generate(
     The result is n_samples lists of int for each prompt, one prompt's after the other's. A list ends before the first
     id that is in stop_ids, or with an id for which on_token(row, id, logprob) returned a true value; logprob is the
     logarithm of the probability that the model itself gave the id, or None without logprobs.
-    seed: see row_generators. What a row chooses depends on its prompt and its seed, never on the batch: exactly so in
-    np.longdouble; in float32 as far as rounding of the logits moves no boundary between tokens.
+    progress: whether a terminal shows a bar. seed: see row_generators. What a row chooses depends on its prompt and its
+    seed, never on the batch: exactly so in np.longdouble; in float32 unless rounding moves it to the next token.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty)
-    input_ids = check_inputs(input_ids, params["wte"], n_head, n_axes=2)
+    switches = {"logprobs": logprobs, "progress": progress}
+    utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty, **switches)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    real = check_mask(attention_mask, (B, T))
-    check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(real[:, -1]):
-        raise utils.UserError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     generators = row_generators(seed, B, n_samples)
     stop_ids = utils.check_ids([stop_ids] if isinstance(stop_ids, int) else stop_ids, "stop_ids", len(params["wte"]))
@@ -361,12 +313,12 @@ def generate(
             seen = [prompts[row // n_samples] + output_ids[row] for row in running]
             scores = penalize_repetition(logits, seen, repetition_penalty)
         next_ids[running] = ids = sample(scores, [generators[row] for row in running], **sampling)
-        chosen = np.take_along_axis(log_softmax(logits), ids[:, None], axis=-1)[:, 0].tolist() if logprobs else None
-        for n, row in enumerate(list(running)):
-            stopped = ids[n] in stop_ids
+        chosen = log_softmax(logits)[np.arange(len(ids)), ids].tolist() if logprobs else [None] * len(ids)
+        for row, token_id, logprob in zip(running[:], ids.tolist(), chosen):
+            stopped = token_id in stop_ids
             if not stopped:
-                output_ids[row].append(int(ids[n]))
-                stopped = on_token is not None and on_token(row, int(ids[n]), chosen and chosen[n])
+                output_ids[row].append(token_id)
+                stopped = on_token is not None and on_token(row, token_id, logprob)
             if stopped:
                 running.remove(row)
         if not running:
@@ -400,10 +352,12 @@ def main(
         logprobs: add each token's log-probability and their sum to the JSON.
     """
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "n_samples": n_samples}
-    settings |= {"repetition_penalty": repetition_penalty, "seed": utils.choose_seed(seed, temperature)}
+    settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
+    utils.check_settings(**settings, n_tokens_to_generate=n_tokens_to_generate)
+    stop = utils.read_stop(stop)
     encoder, hparams, params = utils.load_model(model, models_dir)
     input_ids, attention_mask = left_pad(utils.encode_prompts(encoder, prompts))
-    settings["stop_ids"] = () if ignore_eos else encoder.stop_ids
+    settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": () if ignore_eos else encoder.stop_ids}
     with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
         settings |= {"on_token": texts.on_token, "logprobs": logprobs, "progress": not stream}
         generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)

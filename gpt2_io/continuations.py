@@ -1,10 +1,13 @@
 """What v4 and later print: continuations that end at stop strings, as text, as JSON, or piece by piece."""
 import json
+import re
 import secrets
 import sys
 
 from gpt2_io.errors import UserError
 from gpt2_io.streams import TextStream, print_several, show_everything
+
+ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}  # what a shell passes on as it is typed
 
 
 def choose_seed(seed, temperature):
@@ -13,6 +16,14 @@ def choose_seed(seed, temperature):
         seed = secrets.randbelow(2**32)
         print(f"seed: {seed}", file=sys.stderr)
     return seed
+
+
+def read_stop(stop):
+    r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ a backslash."""
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stop):
+        raise UserError("--stop needs a text that is not empty")
+    return tuple(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text, flags=re.S) for text in stop)
 
 
 class Continuations:
@@ -27,8 +38,6 @@ class Continuations:
 
     def __init__(self, encoder, prompts, n_tokens_to_generate, n_samples=1, stop=(), stream=False, as_json=False,
                  logprobs=False):  # fmt: skip
-        if "" in stop:
-            raise UserError("--stop needs a text that is not empty")
         self.prompts, self.n_tokens_to_generate, self.n_samples = prompts, n_tokens_to_generate, n_samples
         self.stream, self.as_json, self.with_logprobs = stream, as_json or logprobs, logprobs
         self.plain = stream and not self.as_json and len(prompts) * n_samples == 1

@@ -1,51 +1,155 @@
-"""The settings of all versions: what kind of value each takes, and within which limits."""
+"""What the versions are given: settings, ids and masks, and within which limits. Each mistake is refused by name."""
 import math
 import numbers
 
+import numpy as np
+
 from gpt2_io.errors import UserError
 
-WHOLE, NUMBER = (numbers.Integral, "a whole number"), (numbers.Real, "a number")
+WHOLE, NUMBER, SWITCH = (numbers.Integral, "a whole number"), (numbers.Real, "a number"), (bool, "True or False")
 SETTINGS = {  # name -> kind, lowest, highest
-    "n_head": (WHOLE, 1, math.inf), "n_tokens_to_generate": (WHOLE, 0, math.inf), "pad_id": (WHOLE, 0, math.inf),
-    "chunk": (WHOLE, 1, math.inf), "n_logits": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, math.inf),
-    "temperature": (NUMBER, 0, 1e30), "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1),
-    "repetition_penalty": (NUMBER, 1e-30, 1e30), "seed": (WHOLE, 0, 2**128 - 1), "batch_size": (WHOLE, 1, math.inf),
+    "n_head": (WHOLE, 1, math.inf), "n_tokens_to_generate": (WHOLE, 0, math.inf), "pad_id": (WHOLE, 0, 2**31 - 1),
+    "B": (WHOLE, 1, math.inf), "T_max": (WHOLE, 1, math.inf), "chunk": (WHOLE, 1, math.inf),
+    "n_logits": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
+    "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
+    "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
+    "progress": (SWITCH, 0, 1),
 }  # fmt: skip
 OPTIONAL = ("chunk", "n_logits", "seed")  # None is as good as not given
-NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # at temperature 0 nothing else makes sense
+NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # all that makes sense at temperature 0
 
 
 def check_settings(**settings):
-    """Raise UserError, by name, for a value of another kind or beyond its limits; True is no number, nor is "3"."""
+    """Raise UserError, by name, for a value of another kind or beyond its limits; True is no number, nor is "3".
+
+    seed may also be a list with an item for each row: a seed, or a tuple (seed, number, ...), a stream of that seed.
+    """
     for name, value in settings.items():
-        (kind, what), low, high = SETTINGS[name]
         if value is None and name in OPTIONAL:
             continue
-        for one in value if name == "seed" and hasattr(value, "__len__") else [value]:  # a list of row seeds
-            if not isinstance(one, kind) or isinstance(one, bool) or not low <= one <= high:
-                limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-                raise UserError(f"{name} must be {what}, {limit}, not {one!r:.60}")
+        if name == "seed" and is_list(value):
+            for row in value:
+                first, *stream = row if is_list(row) and len(row) else [row]
+                check_one("seed", first)
+                for number in stream:  # 32 bits each, so that no two streams are the same
+                    check_one("seed", number, highest=2**32 - 1)
+        else:
+            check_one(name, value)
     if settings.get("temperature") == 0:
-        idle = [name for name, value in NEUTRAL.items() if name in settings and settings[name] is not value]
-        idle = [name for name in idle if hasattr(settings[name], "__len__") or settings[name] != NEUTRAL[name]]
+        idle = [n for n in NEUTRAL if n in settings and (is_list(settings[n]) or settings[n] != NEUTRAL[n])]
         if idle:
             raise UserError(f"{', '.join(idle)} changes nothing at temperature 0: give --temperature 1 too, or another")
 
 
-def check_ids(ids, name, n_vocab=math.inf):
+def check_one(name, value, highest=None):
+    (kind, what), low, high = SETTINGS[name]
+    high = highest or high
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or not low <= value <= high:
+        limit = "" if kind is bool else f", {low} or more" if high == math.inf else f", from {low} to {high}"
+        raise UserError(f"{name} must be {what}{limit}, not {value!r:.60}")
+
+
+def is_list(value):
+    """Whether its items come in an order and are not letters or bytes."""
+    return isinstance(value, (list, tuple, range)) or (isinstance(value, np.ndarray) and value.ndim > 0)
+
+
+def check_ids(ids, name, n_vocab=2**31):
     """ids as a list of int. Raises UserError unless they are whole numbers from 0 to n_vocab - 1."""
-    ids = list(ids) if hasattr(ids, "__iter__") else None
-    if ids is None or not all(isinstance(i, numbers.Integral) and not isinstance(i, bool) and 0 <= i < n_vocab for i in ids):
-        upto = "" if n_vocab == math.inf else f" to {n_vocab - 1}"
-        raise UserError(f"{name} must be a list of ids of tokens, whole numbers from 0{upto}, not {ids!r:.60}")
-    return [int(i) for i in ids]
+    listed = [None] if isinstance(ids, (str, bytes, dict)) or not np.iterable(ids) else list(ids)
+    if not all(isinstance(i, numbers.Integral) and not isinstance(i, bool) and 0 <= i < n_vocab for i in listed):
+        limit = f"whole numbers from 0 to {n_vocab - 1}"
+        raise UserError(f"{name} must be a list of ids of tokens, {limit}, not {ids!r:.60}")
+    return [int(i) for i in listed]
 
 
 def check_prompts(prompts):
     """Prompts, lists of ids, as lists of int. Raises UserError where there is none, or one is empty or no such list."""
-    if not hasattr(prompts, "__len__") or len(prompts) == 0:
+    listed = None if isinstance(prompts, (str, bytes, dict, set)) or not np.iterable(prompts) else list(prompts)
+    if not listed:
         raise UserError(f"prompts must be lists of ids, a list for each, and at least one, not {prompts!r:.60}")
-    prompts = [check_ids(ids, f"prompt {i}") for i, ids in enumerate(prompts)]
-    if not all(prompts):
-        raise UserError(f"prompt {prompts.index([])} has no tokens; start from the <|endoftext|> token")
-    return prompts
+    for i, ids in enumerate(listed):
+        if isinstance(ids, (set, frozenset)):
+            raise UserError(f"prompt {i} must be a list of ids: a set has no order")
+        listed[i] = check_ids(ids, f"prompt {i}")
+        if not listed[i]:
+            raise UserError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
+    return listed
+
+
+def check_weights(wte, n_head):
+    """Raise UserError where n_head does not fit the weights, or where they are of a type that is too small."""
+    check_settings(n_head=n_head)
+    if wte.shape[1] % n_head:
+        raise UserError(f"n_head {n_head} does not fit the weights, whose n_embd is {wte.shape[1]}")
+    if wte.dtype == np.float16:
+        raise UserError("the weights are float16, in which a mask of -1e10 is infinite: convert them to float32")
+
+
+def check_inputs(input_ids, wte, n_head, n_axes):
+    """input_ids as an array of n_axes. Raises UserError unless they are ids of tokens, and n_head fits the weights."""
+    check_weights(wte, n_head)
+    array = as_array(input_ids, "input_ids")
+    if array.ndim != n_axes or array.size == 0:
+        shape = "a list of ids, [T]" if n_axes == 1 else "a list of ids for each prompt, [B, T]"
+        raise UserError(f"input_ids must be {shape}, and not empty; its shape is {list(array.shape)}")
+    # NumPy would count a negative id from the end of wte, and take True among numbers for 1.
+    has_bool = array is not input_ids and any(isinstance(i, bool) for i in np.array(input_ids, dtype=object).flat)
+    if array.dtype.kind not in "iu" or np.any(array < 0) or np.any(array >= len(wte)) or has_bool:
+        raise UserError(f"input_ids must be ids of the model's tokens, whole numbers from 0 to {len(wte) - 1}")
+    return array.astype(int)
+
+
+def check_mask(attention_mask, shape, last_real=False):
+    """attention_mask [B, T] as booleans, all True where it is None. Raises UserError for another one.
+
+    shape: that of input_ids. last_real: the last column has to be real, because the text goes on from there.
+    """
+    mask = as_array(np.ones(shape) if attention_mask is None else attention_mask, "attention_mask")
+    if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
+        raise UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
+    if last_real and not np.all(mask[:, -1] == 1):
+        raise UserError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
+    return mask == 1
+
+
+def check_logits(logits):
+    """Raise UserError unless logits are an array [B, n_vocab] of floats, and the best one of each row is finite."""
+    if not isinstance(logits, np.ndarray) or logits.ndim != 2 or logits.dtype.kind != "f" or logits.size == 0:
+        raise UserError("logits must be an array of floats, [B, n_vocab], and not empty")
+    if not np.all(np.isfinite(np.max(logits, axis=-1))):  # NaN counts as the highest
+        raise UserError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
+
+
+def as_array(value, name):
+    try:
+        return np.asarray(value)
+    except ValueError:  # NumPy speaks of an inhomogeneous shape
+        message = f"the rows of {name} have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
+        raise UserError(message) from None
+
+
+def check_lengths(lengths, n_tokens_to_generate, n_ctx):
+    """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
+    check_settings(n_tokens_to_generate=n_tokens_to_generate)
+    for i, length in enumerate(lengths):
+        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
+            raise UserError(
+                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
+                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
+            )
+
+
+def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
+    """Raise UserError unless a cache of v3 is of this model and batch, and new tokens fit into it and into n_ctx.
+
+    real [B, T]: which of the new tokens are no pads.
+    """
+    (B, T), n_past, cached = real.shape, kv_cache["length"], kv_cache["blocks"]
+    T_max = cached.shape[-2]
+    if n_past + T > T_max:
+        raise UserError(f"kv_cache holds {n_past} of {T_max} tokens: no room for {T} more")
+    shape = len(blocks), 2, B, n_head, T_max, wte.shape[1] // n_head
+    if cached.shape != shape or cached.dtype != wte.dtype or kv_cache["real"].shape != (B, n_past):
+        raise UserError(f"kv_cache is of another model or batch: it has {cached.shape[2]} rows, input_ids {B}")
+    check_lengths(np.sum(kv_cache["real"], axis=1) + np.sum(real, axis=1), 0, n_ctx=len(wpe))
