@@ -23,6 +23,7 @@ import numpy as np
 from gpt2_io.blas import blas_in_use
 from gpt2_io.checkpoint import PICKLES, check_tensors, open_checkpoint, read_config
 from gpt2_io.command_line import run
+from gpt2_io.continuations import Continuations, choose_seed, read_stop
 from gpt2_io.errors import UserError, in_units
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz
@@ -30,13 +31,25 @@ from gpt2_io.params import GPT2_124M, load_params, random_params
 from gpt2_io.prompts import read_prompts
 from gpt2_io.results import check_output, complete_prompts
 from gpt2_io.safetensors import write_safetensors
+from gpt2_io.settings import (
+    check_ids,
+    check_inputs,
+    check_kv_cache,
+    check_lengths,
+    check_logits,
+    check_mask,
+    check_prompts,
+    check_settings,
+    check_weights,
+)
 from gpt2_io.streams import print_texts
 from gpt2_io.tokenizer import in_quotes, load_encoder, merges_of
 
 __all__ = [
-    "COMMANDS", "GPT2_124M", "UserError", "blas_in_use", "check_output", "complete_prompts", "convert", "download",
-    "encode_prompts", "gpt2_io", "inspect_model", "load_model", "print_texts", "random_params", "read_prompts", "run",
-    "tokenize",
+    "COMMANDS", "Continuations", "GPT2_124M", "UserError", "blas_in_use", "check_ids", "check_inputs", "check_kv_cache",
+    "check_lengths", "check_logits", "check_mask", "check_output", "check_prompts", "check_settings", "check_weights",
+    "choose_seed", "complete_prompts", "convert", "download", "encode_prompts", "gpt2_io", "inspect_model",
+    "load_model", "print_texts", "random_params", "read_prompts", "read_stop", "run", "tokenize",
 ]  # fmt: skip
 
 

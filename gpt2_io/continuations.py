@@ -5,7 +5,7 @@ import secrets
 import sys
 
 from gpt2_io.errors import UserError
-from gpt2_io.streams import TextStream, print_several, show_everything
+from gpt2_io.streams import TextStream, print_texts, show_everything
 
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\"}  # what a shell passes on as it is typed
 
@@ -19,7 +19,7 @@ def choose_seed(seed, temperature):
 
 
 def read_stop(stop):
-    r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ a backslash."""
+    r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ is \."""
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in stop):
         raise UserError("--stop needs a text that is not empty")
@@ -81,4 +81,4 @@ class Continuations:
                 print(json.dumps({**self.name_of(row), **result}), flush=True)
         if not self.as_json and not self.stream:
             prompts = [prompt for prompt in self.prompts for _ in range(self.n_samples)]
-            print_several(prompts, [stream.text for stream in self.streams])
+            print_texts(prompts, self.ids, [stream.text for stream in self.streams])

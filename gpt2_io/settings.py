@@ -89,7 +89,7 @@ def check_weights(wte, n_head):
 def check_inputs(input_ids, wte, n_head, n_axes):
     """input_ids as an array of n_axes. Raises UserError unless they are ids of tokens, and n_head fits the weights."""
     check_weights(wte, n_head)
-    array = as_array(input_ids, "input_ids")
+    array = as_array(input_ids, "the prompts")
     if array.ndim != n_axes or array.size == 0:
         shape = "a list of ids, [T]" if n_axes == 1 else "a list of ids for each prompt, [B, T]"
         raise UserError(f"input_ids must be {shape}, and not empty; its shape is {list(array.shape)}")
@@ -105,7 +105,7 @@ def check_mask(attention_mask, shape, last_real=False):
 
     shape: that of input_ids. last_real: the last column has to be real, because the text goes on from there.
     """
-    mask = as_array(np.ones(shape) if attention_mask is None else attention_mask, "attention_mask")
+    mask = as_array(np.ones(shape) if attention_mask is None else attention_mask, "the rows of attention_mask")
     if mask.shape != shape or not np.all((mask == 0) | (mask == 1)):
         raise UserError(f"attention_mask must have the shape {list(shape)} of input_ids, and hold 0 and 1 only")
     if last_real and not np.all(mask[:, -1] == 1):
@@ -121,11 +121,11 @@ def check_logits(logits):
         raise UserError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
 
 
-def as_array(value, name):
+def as_array(rows, what):
     try:
-        return np.asarray(value)
+        return np.asarray(rows)
     except ValueError:  # NumPy speaks of an inhomogeneous shape
-        message = f"the rows of {name} have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
+        message = f"{what} have different lengths: left_pad of gpt2_v2_padding.py makes them one batch"
         raise UserError(message) from None
 
 

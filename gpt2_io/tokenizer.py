@@ -86,6 +86,11 @@ class Encoder(tiktoken.Encoding):
         return self.decode_bytes(ids).decode("utf-8", errors=errors)
 
     @property
+    def stop_ids(self):
+        """Ids at which a text ends."""
+        return () if self.eot is None else (self.eot,)
+
+    @property
     def eot_token(self):
         """The id of `<|endoftext|>`, from which an empty prompt starts. Raises ValueError if the tokenizer has none."""
         if self.eot is None:
