@@ -115,7 +115,7 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
-    x = x if n_logits is None else x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    x = x if n_logits is None else x[:, max(T - int(n_logits), 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
     logits = linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
     kv_cache.update(length=n_past + T, real=real)  # last, so that a call that was broken off can be made again
     return logits

@@ -115,7 +115,7 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cach
     mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_past+T]
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache)
-    x = x if n_logits is None else x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    x = x if n_logits is None else x[:, max(T - int(n_logits), 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
     logits = linear(layer_norm(x, **ln_f), wte.T)  # [..., T, n_embd] -> [..., T, n_vocab]
     kv_cache.update(length=n_past + T, real=real)  # last, so that a call that was broken off can be made again
     return logits
@@ -225,7 +225,7 @@ def draw(logits, generator, temperature, top_k, top_p, min_p):
 
     min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
     """
-    logits = keep_top_k(logits, top_k)
+    logits = keep_top_k(logits, int(top_k))
     with np.errstate(over="ignore", under="ignore"):  # far behind the best, a weight of 0 is what is meant
         weights = np.exp((logits - np.max(logits)) / max(float(temperature), 1e-30))  # the best has weight 1
     weights = keep_top_p(weights, top_p)
@@ -293,7 +293,7 @@ def generate(
     utils.check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
     generators = row_generators(seed, B, n_samples)
-    stop_ids = utils.check_ids([stop_ids] if isinstance(stop_ids, int) else stop_ids, "stop_ids", len(params["wte"]))
+    stop_ids = utils.check_ids(stop_ids if np.iterable(stop_ids) else [stop_ids], "stop_ids", len(params["wte"]))
     prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, real)]
     output_ids, next_ids = [[] for _ in generators], np.zeros(B * n_samples, dtype=int)
     running = list(range(B * n_samples))

@@ -133,7 +133,7 @@ def check_lengths(lengths, n_tokens_to_generate, n_ctx):
     """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
     check_settings(n_tokens_to_generate=n_tokens_to_generate)
     for i, length in enumerate(lengths):
-        if length + max(n_tokens_to_generate - 1, 0) > n_ctx:  # the last new token is not fed in
+        if int(length) + max(int(n_tokens_to_generate) - 1, 0) > n_ctx:  # the last new token is not fed in
             raise UserError(
                 f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
                 f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"

@@ -1,4 +1,4 @@
-"""The KV cache: what it holds, what it costs, whose it is. Cases P4, P6 and K1 to K12 of the case book."""
+"""The KV cache: what it holds, what it costs, whose it is, and what a call that was broken off leaves of it."""
 import tracemalloc
 
 import numpy as np
@@ -35,8 +35,8 @@ def filled_cache(version, model, prompts, pieces):
     input_ids, mask = version.module.left_pad(prompts)
     cache, start = version.new_cache(model, *input_ids.shape), 0
     for width in pieces:
-        ids = input_ids[:, start : start + width]
-        version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=mask, kv_cache=cache)
+        ids, real = input_ids[:, start : start + width], mask[:, start : start + width]
+        version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=real, kv_cache=cache)
         start += width
     assert cache["length"] == start
     return version.keys_and_values(cache, prompts)

@@ -70,14 +70,13 @@ def after_prompt(version, model, B, T, T_max):
     """A cache that holds a random prompt of T tokens in each of B rows, with room for T_max in all."""
     cache = version.new_cache(model, B, T_max)
     ids = np.random.default_rng(T).integers(0, model.n_vocab, (B, T))
-    version.module.prefill(ids, model.params, model.n_head, cache, np.ones((B, T_max), int))
+    version.module.prefill(ids, model.params, model.n_head, cache)
     return cache
 
 
-def decode_step(version, model, cache, B, T_max):
-    """-> a function that decodes one token per row, with a mask for the whole cache, as `generate` has it."""
-    ids, known = np.zeros(B, int), {"kv_cache": cache, "attention_mask": np.ones((B, T_max), int)}
-    return lambda: version.module.decode_one_token(ids, model.params, model.n_head, **known)
+def decode_step(version, model, cache, B):
+    """-> a function that decodes one token per row."""
+    return lambda: version.module.decode_one_token(np.zeros(B, int), model.params, model.n_head, cache)
 
 
 def counted_decode(version, B, n_past):
@@ -85,7 +84,7 @@ def counted_decode(version, B, n_past):
     model = random_model(np.float32, n_ctx=200)
     model = model._replace(params=counted(model.params))
     cache = counted(after_prompt(version, model, B, n_past, T_max=200))
-    return model, count(decode_step(version, model, cache, B, T_max=200))
+    return model, count(decode_step(version, model, cache, B))
 
 
 # ---- products
@@ -197,7 +196,7 @@ def test_a_decode_step_copies_no_part_of_the_cache(version, B):
     """A copy of one layer's keys would already be more than all new arrays of a step."""
     model = random_model(np.float32, n_vocab=50, n_ctx=2000, n_embd=128, n_head=2)
     cache = after_prompt(version, model, B, T=1500, T_max=1600)
-    step = decode_step(version, model, cache, B, T_max=1600)
+    step = decode_step(version, model, cache, B)
     step()  # whatever is allocated only once
     keys_of_a_layer = B * 1500 * 128 * 4
     assert peak_bytes(step) < keys_of_a_layer
@@ -209,7 +208,7 @@ def test_what_a_decode_step_allocates_grows_by_scores_alone(version):
     peaks = {}
     for n_past in (100, 1500):
         cache = after_prompt(version, model, 2, n_past, T_max=1600)
-        step = decode_step(version, model, cache, 2, T_max=1600)
+        step = decode_step(version, model, cache, 2)
         step()
         peaks[n_past] = peak_bytes(step)
     scores = 2 * 2 * (1500 - 100) * 4  # of 2 rows and 2 heads
@@ -224,7 +223,7 @@ def test_the_cache_stays_where_it_is_and_what_it_holds_is_not_written_again(vers
     model = random_model(np.float32)
     cache = after_prompt(version, model, 3, T=20, T_max=30)
     array, before = cache["blocks"], cache["blocks"].copy()
-    decode_step(version, model, cache, 3, T_max=30)()
+    decode_step(version, model, cache, 3)()
     assert cache["blocks"] is array
     changed = np.any((array != before) & ~(np.isnan(array) & np.isnan(before)), axis=(0, 1, 2, 3, 5))
     assert np.flatnonzero(changed).tolist() == [20]
@@ -247,5 +246,5 @@ def test_a_long_prompt_needs_no_array_of_all_pairs_of_tokens(version):
     ids = np.random.default_rng(0).integers(0, 50, (1, 1000))
     cache = version.new_cache(model, 1, 1000)
     scores = 4 * 1000 * 1000 * 4
-    peak = peak_bytes(lambda: version.module.prefill(ids, model.params, model.n_head, cache, np.ones((1, 1000), int)))
+    peak = peak_bytes(lambda: version.module.prefill(ids, model.params, model.n_head, cache))
     assert peak < 0.75 * scores

@@ -82,7 +82,7 @@ class Version:
         cache, parts, start = self.new_cache(model, B, T + spare), [], 0
         for width in pieces:
             stop = start + width
-            known = {"attention_mask": mask[:, :stop], "kv_cache": cache}
+            known = {"attention_mask": mask[:, start:stop], "kv_cache": cache}
             parts.append(self.module.gpt2(input_ids[:, start:stop], **model.params, n_head=model.n_head, **known))
             start = stop
         return real_rows(np.concatenate(parts, axis=1), prompts)
