@@ -250,7 +250,7 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
 
 def log_softmax(logits):
     """Logarithm of the softmax over the last axis: any shape -> same shape."""
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         x = logits - np.max(logits, axis=-1, keepdims=True)
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 

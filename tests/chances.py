@@ -1,6 +1,6 @@
 """What sampling has to do, spelled out with Python's numbers; and generators whose numbers a test chooses.
 
-Nothing is shared with the versions: here all tokens are sorted, which `draw` avoids.
+Nothing is shared with the versions.
 """
 
 import math
@@ -21,17 +21,11 @@ def chances(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
     return [kept.get(i, 0.0) / math.fsum(kept.values()) for i in range(len(logits))]
 
 
-class AskedAgain(Exception):
-    """A generator was asked for one number more than it has."""
-
-
 class Numbers:
-    """In place of a np.random.Generator: random() gives these numbers one after another, then raises AskedAgain."""
+    """In place of a np.random.Generator: random() gives these numbers one after another, and no more."""
 
     def __init__(self, *numbers):
         self.numbers = list(numbers)
 
     def random(self):
-        if not self.numbers:
-            raise AskedAgain
         return self.numbers.pop(0)

@@ -128,9 +128,10 @@ def test_any_logits_give_a_token_that_may_be_chosen():
         [i] = v4.sample(row[None], [np.random.default_rng(draw(st.integers(0, 2**40)))], **settings)
         assert 0 <= i < len(row) and row[i] > -math.inf
         assert np.sum(row > row[i]) < (settings["top_k"] or len(row))
-        scaled = v4.apply_temperature(v4.keep_top_k(row[None], settings["top_k"]), settings["temperature"])[0]
+        kept = v4.keep_top_k(row, settings["top_k"])
         with np.errstate(all="ignore"):
-            logits = np.log(np.exp(scaled).astype(float))
+            weights = np.exp((kept - np.max(kept)) / max(settings["temperature"], 1e-30))
+            logits = np.log(weights.astype(float))
         assert chances(logits, top_p=min(1.0, settings["top_p"] + 1e-4), min_p=settings["min_p"] * 0.999)[i] > 0
 
     check_examples(check, 1500)
@@ -155,8 +156,6 @@ def test_logits_with_nan_or_infinity_are_refused_wherever_they_stand():
         row[draw(st.integers(0, len(row) - 1))] = draw(st.sampled_from([math.nan, math.inf]))
         with pytest.raises(ValueError, match="NaN or infinity"):
             v4.sample(row[None], [np.random.default_rng(0)], **settings)
-        with pytest.raises(ValueError, match="NaN or infinity"):
-            v4.log_softmax(row[None])
 
     check_examples(check, 300)
 

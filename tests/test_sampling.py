@@ -1,7 +1,7 @@
 """Choosing a token: which tokens can be drawn, how often each is, and that nothing but the row's seed decides.
 
-Cases S1 to S9 of the case book, the order in which the settings apply, and the commands on the bundled model.
-test_reference_sampling.py compares with transformers.
+Also the order in which the settings apply, and the commands on the bundled model. test_reference_sampling.py compares
+with transformers.
 """
 
 # ruff: noqa: F401, F811 (fixtures come from model_files)
@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 import pytest
-from chances import AskedAgain, Numbers, chances
+from chances import Numbers, chances
 from model_files import assert_one_line, clean_environment, command, edge
 from tiny import V0, random_model, random_prompts
 
@@ -39,37 +39,11 @@ def logs(*probabilities):
     return np.log(np.array([probabilities], np.float32))
 
 
-def shares(logits, n, top_p=1.0, min_p=0.0):
-    """Which part of all random numbers makes `draw` choose each token of one row; exact up to 1 / n for each round.
-
-    `draw` gets n numbers, evenly spread over 0 to 1. Where it refuses what a number stands for and asks for another
-    one, it gets again n numbers for that. What it refused is seen at `find_share`; what happens next depends on nothing
-    else, so one number stands for all that lead to the same token.
-    """
-    picks, find_share = [], v4.find_share
-    grid = (np.arange(n) + 0.5) / n
-    known = {}
-
-    def find_and_note(*arguments):
-        picks.append(find_share(*arguments))
-        return picks[-1]
-
-    def explore(first_numbers, refused):
-        if refused not in known:
-            chosen, again = np.zeros(logits.shape[-1]), {}
-            for number in grid.tolist():
-                try:
-                    chosen[v4.draw(logits[None], [Numbers(*first_numbers, number)], top_p, min_p)[0]] += 1 / n
-                except AskedAgain:
-                    again.setdefault(picks[-1], []).append(number)
-            for token, numbers in again.items():
-                chosen += len(numbers) / n * explore([*first_numbers, numbers[0]], token)
-            known[refused] = chosen
-        return known[refused]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(v4, "find_share", find_and_note)
-        return explore([], None)
+def shares(logits, n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+    """Which part of all random numbers makes `draw` choose each token of one row; exact up to 1 / n."""
+    numbers = (np.arange(n) + 0.5) / n
+    ids = [v4.draw(logits, Numbers(number), temperature, top_k, top_p, min_p) for number in numbers.tolist()]
+    return np.bincount(ids, minlength=len(logits)) / n
 
 
 # ---- what can be drawn, and how often
@@ -79,12 +53,8 @@ def shares(logits, n, top_p=1.0, min_p=0.0):
 @pytest.mark.parametrize("dtype", [np.float32, np.longdouble], ids=["float32", "longdouble"])
 def test_the_chance_of_each_token(settings, dtype):
     """Not by luck: the random numbers are an even grid, and the part of them that leads to each token is counted."""
-    settings = dict(settings)
     expected = chances(LOGITS, **settings)
-    logits = v4.keep_top_k(LOGITS[None].astype(dtype), settings.pop("top_k", 0))
-    logits = v4.apply_temperature(logits, settings.pop("temperature"))
-    assert logits.dtype == dtype
-    found = shares(logits[0], 400, **settings)
+    found = shares(LOGITS.astype(dtype), 400, **settings)
     np.testing.assert_allclose(found, expected, rtol=0, atol=2.5 / 400)
     assert (found > 0).tolist() == [chance > 0 for chance in expected]
 
@@ -118,8 +88,8 @@ def test_100_000_draws_have_the_exact_distribution(settings):
 
 
 def test_row_seeds_that_are_neighbours_are_independent():
-    """10,000 rows whose seeds differ in the row's number alone, one draw each, have the distribution of one row."""
-    generators = [np.random.default_rng((7, row, 0)) for row in range(10_000)]
+    """10,000 rows whose streams differ in the row's number alone, one draw each, have the distribution of one row."""
+    generators = v4.row_generators(7, 5000, 2)
     ids = v4.sample(np.broadcast_to(LOGITS, (10_000, 12)), generators, temperature=1.0)
     statistic, limit = chi_square(np.bincount(ids, minlength=12), chances(LOGITS))
     assert statistic < limit
@@ -166,11 +136,9 @@ def test_s1_the_token_that_crosses_top_p_is_kept():
 def test_s1_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
     """Of n tokens that are as likely, k are kept at top_p k / n, although k / n * n is not always k in floats."""
     for n in range(2, 60):
-        logits = np.zeros((1, n), dtype)
         for k in range(1, n):
-            assert v4.draw(logits, [Numbers(1 - (k - 0.5) / n)], top_p=k / n)[0] == k - 1
-            with pytest.raises(AskedAgain):
-                v4.draw(logits, [Numbers(1 - (k + 0.5) / n)], top_p=k / n)
+            kept = v4.keep_top_p(np.ones(n, dtype), k / n)
+            assert kept.dtype == dtype and np.flatnonzero(kept).tolist() == list(range(k))
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-8, 1e-300, 0])
@@ -198,7 +166,7 @@ def test_s3_top_k_keeps_exactly_k_and_ties_go_by_lower_id():
         row = np.random.default_rng(seed).integers(0, 4, n_vocab).astype(np.float32)
         ranked = sorted(range(n_vocab), key=lambda i: (-row[i], i))
         for k in [*range(1, min(n_vocab, 20)), n_vocab - 1, n_vocab]:
-            kept = v4.keep_top_k(row[None], k)[0]
+            kept = v4.keep_top_k(row, k)
             expected = [row[i] if i in ranked[:k] or k == 0 else -math.inf for i in range(n_vocab)]
             np.testing.assert_array_equal(kept, expected)
 
@@ -208,8 +176,10 @@ def test_s3_top_k_of_a_whole_vocabulary(k):
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((3, 50_257)).astype(np.float32)
     logits[1] = np.round(logits[1], 1)  # many ties
-    logits[2] = np.sort(logits[2])[::-1]  # the best ones stand together: the worst case for maxima of blocks
-    for row, kept in zip(logits, v4.keep_top_k(logits, k)):
+    logits[2] = np.sort(logits[2])[::-1]
+    for row in logits:
+        kept = v4.keep_top_k(row, k)
+        assert kept.dtype == np.float32
         best = np.argsort(-row, kind="stable")[:k]
         np.testing.assert_array_equal(np.flatnonzero(kept > -np.inf), np.sort(best))
         np.testing.assert_array_equal(kept[best], row[best])
@@ -217,7 +187,7 @@ def test_s3_top_k_of_a_whole_vocabulary(k):
 
 def test_s3_top_k_0_or_above_the_vocabulary_is_off():
     for k in (0, 12, 13, 10**30):
-        np.testing.assert_array_equal(v4.keep_top_k(LOGITS[None], k)[0], LOGITS)
+        np.testing.assert_array_equal(v4.keep_top_k(LOGITS, k), LOGITS)
 
 
 def test_top_k_where_most_tokens_are_impossible():
@@ -231,7 +201,7 @@ def test_top_k_1_is_greedy():
     rng = np.random.default_rng(0)
     logits = np.round(rng.standard_normal((50, 30)), 1)
     generators = [np.random.default_rng(row) for row in range(50)]
-    for temperature in (0.1, 1.0, 100.0):
+    for temperature in (1e-30, 0.1, 1.0, 100.0, 1e30):  # the last makes all tokens as likely; the best is still one
         ids = v4.sample(logits, generators, temperature=temperature, top_k=1)
         np.testing.assert_array_equal(ids, v4.sample(logits))
         np.testing.assert_array_equal(ids, np.argmax(logits, axis=-1))
@@ -307,12 +277,36 @@ def test_the_repetition_penalty_comes_before_top_k():
 
 
 def test_s5_temperature_0_is_v3():
-    """Case S5. In all its bits, with the other settings there or not: they have nothing to choose."""
+    """Case S5."""
     model = random_model()
     input_ids, mask = v4.left_pad(random_prompts([9, 1, 17, 5]))
     expected = v3.generate(input_ids, model.params, model.n_head, 10, mask)
-    for settings in ({}, {"top_k": 3, "top_p": 0.5, "min_p": 0.1, "seed": 1}):
+    for settings in ({}, {"temperature": 0, "top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}):
         assert v4.generate(input_ids, model.params, model.n_head, 10, mask, **settings) == expected
+
+
+IDLE = {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "n_samples": 3}
+
+
+@pytest.mark.parametrize("name", IDLE)
+def test_s11_settings_that_change_nothing_at_temperature_0_are_refused(edge, monkeypatch, name):
+    """Three equal texts would be taken for three samples."""
+    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    words = f"^{name} changes nothing at temperature 0: give --temperature 1 too, or another$"
+    for temperature in (0, 0.0, np.float32(0)):
+        with pytest.raises(utils.UserError, match=words):
+            v4.generate([[1, 2]], random_model().params, 3, 2, temperature=temperature, **{name: IDLE[name]})
+    if name not in ("seed", "n_samples"):
+        with pytest.raises(utils.UserError, match=words):
+            v4.sample(LOGITS[None], **{name: IDLE[name]})
+    assert_one_line(edge(v4.main, "Once", f"--{name}", IDLE[name]), name, "--temperature 1")
+
+
+def test_s11_all_of_them_are_named():
+    with pytest.raises(utils.UserError, match="^top_k, top_p, min_p, seed, n_samples changes nothing"):
+        v4.generate([[1, 2]], random_model().params, 3, 2, **IDLE)
+    with pytest.raises(utils.UserError, match="^seed changes nothing"):
+        v4.generate([[1, 2]], random_model().params, 3, 2, seed=[7])
 
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-45, 5e-324])
@@ -329,12 +323,20 @@ def test_s5_a_temperature_near_0_does_not_overflow(temperature, dtype):
 
 
 def test_a_very_high_temperature_makes_all_tokens_alike():
-    flat = v4.apply_temperature(LOGITS[None].astype(np.float32), 1e30)
-    np.testing.assert_allclose(shares(flat[0], 600), [1 / 12] * 12, atol=1 / 600)
+    found = shares(LOGITS.astype(np.float32), 600, temperature=1e30)
+    np.testing.assert_allclose(found, [1 / 12] * 12, atol=1 / 600)
 
 
-def test_a_temperature_of_numpys_float64_keeps_float32():
-    assert v4.apply_temperature(np.zeros((1, 3), np.float32), np.float64(0.8)).dtype == np.float32
+def test_a_temperature_of_numpys_float64_keeps_float32(monkeypatch):
+    keep_top_p, dtypes = v4.keep_top_p, []
+
+    def noted(weights, top_p):
+        dtypes.append(weights.dtype)
+        return keep_top_p(weights, top_p)
+
+    monkeypatch.setattr(v4, "keep_top_p", noted)
+    v4.sample(LOGITS[None].astype(np.float32), [Numbers(0.5)], temperature=np.float64(0.8), top_k=5)
+    assert dtypes == [np.float32]
 
 
 # ---- logits that are of no use
@@ -349,8 +351,17 @@ def test_s5_logits_that_are_not_finite_are_an_error(row, settings):
     logits = np.array([[1.0, 2.0, 3.0], row])
     with pytest.raises(ValueError, match="NaN or infinity"):
         v4.sample(logits, [np.random.default_rng(0)] * 2, **settings)
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        v4.log_softmax(logits)
+
+
+@pytest.mark.parametrize(
+    "logits", [[[1.0, 2.0]], np.zeros(3), np.zeros((1, 1, 3)), np.zeros((1, 3), int), np.zeros((1, 3), bool),
+               np.zeros((1, 3), complex), np.zeros((1, 3), object), np.zeros((0, 3)), np.zeros((2, 0)), "abc", None],
+    ids=["list", "1-D", "3-D", "int", "bool", "complex", "object", "no row", "no token", "str", "None"],
+)  # fmt: skip
+def test_logits_of_another_kind_are_refused(logits):
+    for settings in ({}, {"temperature": 1.0}):
+        with pytest.raises(utils.UserError, match=r"^logits must be an array of floats, \[B, n_vocab\], and not"):
+            v4.sample(logits, [np.random.default_rng(0)], **settings)
 
 
 def test_tokens_with_minus_infinity_are_never_drawn():
@@ -359,14 +370,12 @@ def test_tokens_with_minus_infinity_are_never_drawn():
     assert v4.sample(logits)[0] == 1
 
 
-def test_damaged_weights_are_an_error_in_generation_and_score():
+def test_damaged_weights_are_an_error():
     model = random_model(np.float32)
     damaged = {**model.params, "ln_f": {"g": model.params["ln_f"]["g"] * np.nan, "b": model.params["ln_f"]["b"]}}
     for settings in ({}, {"temperature": 1.0, "seed": 0}, {"repetition_penalty": 2.0}):
         with pytest.raises(ValueError, match="the weights are damaged"):
             v4.generate([[1, 2, 3]], damaged, model.n_head, 2, **settings)
-    with pytest.raises(ValueError, match="the weights are damaged"):
-        v4.score([[1, 2, 3]], damaged, model.n_head)
 
 
 # ---- S6, S7
@@ -449,7 +458,7 @@ def test_s9_alone_in_any_batch_and_in_any_order():
 
 @pytest.mark.parametrize("n_samples", [1, 2, 3, 5])
 def test_s9_with_any_number_of_samples(n_samples):
-    """Sample s of prompt b has the row seed (seed, b, s), so the first ones are the same however many there are."""
+    """Sample s of prompt b has the stream (seed, b, s), so the first ones are the same however many there are."""
     ids = ids_of(PROMPTS, 7, n_samples=n_samples)
     assert len(ids) == len(PROMPTS) * n_samples
     expected = [ids_of([prompt], [(7, b, s)])[0] for b, prompt in enumerate(PROMPTS[:3]) for s in range(n_samples)]
@@ -469,8 +478,18 @@ def test_s9_with_any_length_of_the_generation():
 def test_seeds_are_whole_numbers_of_any_kind_and_size():
     assert ids_of(PROMPTS[:2], 7) == ids_of(PROMPTS[:2], np.int64(7)) == ids_of(PROMPTS[:2], [(7, 0, 0), (7, 1, 0)])
     assert ids_of(PROMPTS[:2], 7) != ids_of(PROMPTS[:2], 8)
-    assert ids_of(PROMPTS[:2], 0) != ids_of(PROMPTS[:2], 2**200)
+    assert ids_of(PROMPTS[:2], 0) != ids_of(PROMPTS[:2], 2**128 - 1)
     assert ids_of(PROMPTS[:2], [5, 6])[1] == ids_of(PROMPTS[1:2], [6])[0]
+
+
+def test_s14_no_two_rows_have_the_same_stream():
+    """Seeds of 32 bits and more, whose words could be taken for the numbers of a prompt and a sample; and row seeds."""
+    seeds = [0, 1, 7, 2**32 - 1, 2**32, 2**32 + 7, 2**64, 2**96, 2**128 - 1]
+    streams = [generator for seed in seeds for generator in v4.row_generators(seed, 5, 3)]
+    streams += v4.row_generators(seeds, len(seeds), 1)
+    streams += v4.row_generators([(7, 1), (7, 1, 0, 0), (0, 0, 0, 7)], 3, 1)
+    assert len({generator.random() for generator in streams}) == len(streams)
+    assert ids_of(PROMPTS[:1], 7) != ids_of(PROMPTS[:1], [7])
 
 
 def test_without_a_seed_each_run_is_another():
@@ -494,17 +513,17 @@ def test_the_global_random_state_is_neither_used_nor_changed():
 
 NAN = float("nan")
 INVALID = [
-    *(("temperature", value) for value in (-1, -1e-9, NAN, math.inf, "0.8", None, 1j, [1.0])),
+    *(("temperature", value) for value in (True, -1, -1e-9, NAN, math.inf, "0.8", None, 1j, [1.0])),
     *(("top_k", value) for value in (-1, 1.5, 40.0, NAN, "40", None)),
     *(("top_p", value) for value in (-0.1, 1.0001, 2, NAN, math.inf, "0.9", None)),
     *(("min_p", value) for value in (-0.1, 1.1, NAN, "0.1", None)),
     *(("repetition_penalty", value) for value in (0, -1, NAN, math.inf, "1.2", None)),
-    *(("n_samples", value) for value in (0, -1, 1.5, NAN, "3", None)),
-    *(("seed", value) for value in (-1, 1.5, NAN, "7")),
+    *(("n_samples", value) for value in (0, -1, 1.5, NAN, "3", None, True, 10**9)),
+    *(("seed", value) for value in (-1, 1.5, NAN, "7", False, 2**128)),
 ]
 
 
-@pytest.mark.parametrize("name, value", INVALID)
+@pytest.mark.parametrize("name, value", [*INVALID, ("logprobs", "no"), ("progress", 1), ("logprobs", None)])
 def test_generate_refuses_by_name(name, value):
     model = random_model()
     with pytest.raises(ValueError, match=f"^{name} must be .* not ") as raised:
@@ -518,7 +537,7 @@ def test_sample_refuses_by_name(name, value):
         v4.sample(LOGITS[None], [np.random.default_rng(0)], **{"temperature": 1.0, name: value})
 
 
-@pytest.mark.parametrize("name, value", [*INVALID, ("batch_size", 0), ("batch_size", -1), ("batch_size", 1.5)])
+@pytest.mark.parametrize("name, value", [*INVALID, ("n_tokens_to_generate", -1)])
 def test_main_refuses_by_name_before_it_loads_a_model(name, value, monkeypatch):
     monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=f"^{name} must be "):
@@ -531,7 +550,7 @@ def test_main_refuses_by_name_before_it_loads_a_model(name, value, monkeypatch):
         ("temperature", "-1"), ("temperature", "nan"), ("temperature", "hot"), ("temperature", "inf"), ("top_k", "-1"),
         ("top_k", "1.5"), ("top_k", "many"), ("top_p", "1.5"), ("top_p", "-0.1"), ("top_p", "nan"), ("top_p", "all"),
         ("min_p", "2"), ("min_p", "nan"), ("repetition_penalty", "0"), ("repetition_penalty", "nan"), ("seed", "-1"),
-        ("seed", "1.5"), ("seed", "x"), ("n_samples", "0"), ("n_samples", "two"), ("batch_size", "0"),
+        ("seed", "1.5"), ("seed", "x"), ("n_samples", "0"), ("n_samples", "two"),
     ],
 )  # fmt: skip
 def test_the_command_refuses_by_name_before_it_loads_a_model(edge, monkeypatch, flag, value):
@@ -553,7 +572,7 @@ def test_one_generator_a_row_and_one_seed_a_row():
         ids_of(PROMPTS[:3], [1, 2])
 
 
-# ---- log-probabilities and score
+# ---- log-probabilities
 
 
 def v0_logprobs(model, ids):
@@ -568,80 +587,30 @@ def test_log_softmax_by_hand():
     np.testing.assert_allclose(v4.log_softmax(logits), expected, rtol=1e-14, atol=1e-300)
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 32])
-def test_score_is_v0s(chunk):
-    model = random_model(np.float64)
-    scores = v4.score(PROMPTS[2:3] + PROMPTS[3:], model.params, model.n_head, chunk=chunk)
-    for ids, found in zip(PROMPTS[2:3] + PROMPTS[3:], scores):
-        expected = v0_logprobs(model, ids)
-        np.testing.assert_allclose(found["logprobs"], expected, rtol=1e-11)
-        np.testing.assert_allclose(found["logprob"], math.fsum(expected), rtol=1e-11)
-        np.testing.assert_allclose(found["perplexity"], math.exp(-math.fsum(expected) / len(expected)), rtol=1e-11)
-    assert len(scores) == 5
-
-
-def test_score_of_a_uniform_model_is_its_vocabulary():
-    """Where all logits are equal, the perplexity is the number of tokens, by definition."""
-    model = random_model(np.float64)
-    uniform = {**model.params, "ln_f": {"g": np.zeros(12), "b": np.zeros(12)}}
-    result = v4.score([[1, 2, 3, 4]], uniform, model.n_head)[0]
-    np.testing.assert_allclose(result["perplexity"], 17, rtol=1e-12)
-    np.testing.assert_allclose(result["logprob"], -3 * math.log(17), rtol=1e-12)
-
-
-@pytest.mark.parametrize("batch_size", [2, 3, 16])
-@pytest.mark.parametrize("chunk", [1, 5, 32])
-def test_score_in_batches_is_exactly_that_of_each_text_alone(batch_size, chunk):
-    model = random_model()
-    prompts = [ids for ids in random_prompts([9, 2, 17, 4, 40, 33, 2, 16]) if len(ids) > 1]
-    alone = [v4.score([ids], model.params, model.n_head)[0] for ids in prompts]
-    assert v4.score(prompts, model.params, model.n_head, batch_size=batch_size, chunk=chunk) == alone
-    assert isinstance(alone[0]["logprob"], np.longdouble)
-
-
-def test_score_gives_plain_numbers():
-    model = random_model(np.float32)
-    scores = v4.score(PROMPTS[2:5], model.params, model.n_head)
-    assert json.loads(json.dumps(scores)) == scores
-    assert {type(value) for value in [*scores[0]["logprobs"], scores[0]["logprob"], scores[0]["perplexity"]]} == {float}
-
-
-def test_score_refuses():
-    model = random_model()
-    for prompts, words in [([[1, 2], [3]], "two tokens"), ([[1, 2], []], "no tokens"), ([[1] * 65], "n_ctx is 64")]:
-        with pytest.raises(ValueError, match=words):
-            v4.score(prompts, model.params, model.n_head)
-    for batch_size in (0, -1):
-        with pytest.raises(ValueError, match="batch_size"):
-            v4.score([[1, 2]], model.params, model.n_head, batch_size=batch_size)
-    assert v4.score([], model.params, model.n_head) == []
-    assert len(v4.score([[1] * 64], model.params, model.n_head)[0]["logprobs"]) == 63
-
-
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, SAMPLING], ids=["greedy", "sampled"])
-def test_logprobs_of_generated_tokens_are_those_that_score_gives(settings):
-    """Exactly; the model's own, whatever the temperature, the limits and the penalty made of them."""
-    model = random_model()
+@pytest.mark.parametrize("settings", [{}, {**SAMPLING, "seed": 7, "n_samples": 2}], ids=["greedy", "sampled"])
+def test_log_probabilities_are_the_models_own(settings):
+    """Whatever the temperature, the limits and the penalty made of them. As v0 has them, and plain numbers."""
+    model, heard = random_model(np.float64), {}
     input_ids, mask = v4.left_pad(PROMPTS)
-    known = {**settings, "seed": 7, "n_samples": 2}
-    ids, logprobs = v4.generate(input_ids, model.params, model.n_head, 6, mask, **known, logprobs=True)
-    assert ids == v4.generate(input_ids, model.params, model.n_head, 6, mask, **known)
-    for row, (new_ids, new_logprobs) in enumerate(zip(ids, logprobs)):
-        text = PROMPTS[row // 2] + new_ids
-        assert v4.score([text], model.params, model.n_head)[0]["logprobs"][-6:] == new_logprobs
+
+    def on_token(row, token_id, logprob):
+        heard.setdefault(row, []).append((token_id, logprob))
+
+    ids = v4.generate(input_ids, model.params, model.n_head, 6, mask, **settings, on_token=on_token, logprobs=True)
+    assert ids == v4.generate(input_ids, model.params, model.n_head, 6, mask, **settings)
+    n_samples = settings.get("n_samples", 1)
+    for row, new_ids in enumerate(ids):
+        found_ids, logprobs = zip(*heard[row])
+        assert list(found_ids) == new_ids and {type(logprob) for logprob in logprobs} == {float}
+        expected = v0_logprobs(model, PROMPTS[row // n_samples] + new_ids)[-6:]
+        np.testing.assert_allclose(logprobs, expected, rtol=1e-11)
 
 
-def test_logprobs_end_where_the_ids_end():
+def test_without_logprobs_none_is_told():
+    heard = []
     model = random_model()
-    greedy = v4.generate([PROMPTS[0], PROMPTS[4]], model.params, model.n_head, 6)
-    stop_id = greedy[0][3]
-    ids, logprobs = v4.generate(
-        [PROMPTS[0], PROMPTS[4]], model.params, model.n_head, 6, stop_ids=[stop_id], logprobs=True
-    )
-    assert list(map(len, ids)) == list(map(len, logprobs))
-    assert len(ids[0]) == greedy[0].index(stop_id)
-    ids, logprobs = v4.generate([PROMPTS[0]], model.params, model.n_head, 0, logprobs=True)
-    assert (ids, logprobs) == ([[]], [[]])
+    v4.generate([[1, 2]], model.params, model.n_head, 3, on_token=lambda *told: heard.append(told[2]))
+    assert heard == [None] * 3
 
 
 # ---- the commands, on the bundled model
@@ -681,15 +650,14 @@ def test_the_same_row_seed_gives_the_same_ids_alone_as_row_0_and_as_row_6():
     assert generate([*others, prompt], [*seeds, (7, 0, 0)])[6] == alone
 
 
-def test_the_same_seed_gives_the_same_ids_with_any_batch_size(edge):
-    results = []
-    for batch_size in (1, 3, 16):
-        result = edge(v4.main, *RAGGED, *STORY[1:], "--json", "--batch_size", batch_size)
-        assert (result.returncode, result.stderr) == (0, "")
-        lines = map(json.loads, result.stdout.splitlines())
-        results.append({line["index"]: line["ids"] for line in lines})
-    assert list(results[2]) == list(range(7))  # one batch: in the order of the prompts
-    assert results[0] == results[1] == results[2]
+def test_the_command_gives_each_prompt_the_stream_of_its_number(edge):
+    result = edge(v4.main, *RAGGED, *STORY[1:], "--json", "--n_tokens_to_generate", 10)
+    assert (result.returncode, result.stderr) == (0, "")
+    encoder, hparams, params = utils.load_model()
+    for line in map(json.loads, result.stdout.splitlines()):
+        ids, known = encoder.encode(line["prompt"]), {"temperature": 0.8, "top_p": 0.9, "stop_ids": encoder.stop_ids}
+        alone = v4.generate([ids], params, hparams["n_head"], 10, seed=[(7, line["index"], 0)], **known)
+        assert alone == [line["ids"]]
 
 
 def test_a_fresh_seed_is_told_and_repeats_the_run(edge):
@@ -716,5 +684,5 @@ def test_logprobs_in_json(edge):
         assert len(line["logprobs"]) == len(line["ids"]) == 5
         assert line["logprob"] == sum(line["logprobs"])
         ids = encoder.encode(line["prompt"]) + line["ids"]
-        expected = v4.score([ids], params, hparams["n_head"])[0]["logprobs"][-5:]
-        np.testing.assert_allclose(line["logprobs"], expected, atol=1e-4)
+        logprobs = v4.log_softmax(v4.gpt2([ids], **params, n_head=hparams["n_head"]))[0, -6:-1]
+        np.testing.assert_allclose(line["logprobs"], logprobs[np.arange(5), line["ids"]], atol=1e-4)
