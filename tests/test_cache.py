@@ -1,4 +1,6 @@
 """The KV cache: what it holds, what it costs, whose it is, and what a call that was broken off leaves of it."""
+import functools
+import itertools
 import tracemalloc
 
 import numpy as np
@@ -187,6 +189,108 @@ def test_a_full_cache_refuses_more(version):
         version.module.gpt2([[4, 5]], **model.params, n_head=model.n_head, kv_cache=cache)
     np.testing.assert_array_equal(cache["blocks"], before)
     assert cache["length"] == 63
+
+
+class Broken:
+    """A module or a function whose n-th call, or that of any function in it, raises an error, before or behind it.
+
+    Counted together in all that share a list of calls.
+    """
+
+    def __init__(self, inner, calls, n, error, behind):
+        self.inner, self.arguments = inner, (calls, n, error, behind)
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        return Broken(found, *self.arguments) if callable(found) and not isinstance(found, type) else found
+
+    def __call__(self, *args, **kwargs):
+        calls, n, error, behind = self.arguments
+        calls.append(self.inner)
+        this = len(calls)
+        result = self.inner(*args, **kwargs) if this != n or behind else None
+        if this == n:
+            raise error
+        return result
+
+
+WORKERS = ["gelu", "softmax", "layer_norm", "linear", "ffn", "attention", "mha", "transformer_block", "np", "utils"]
+
+
+def broken_off(version, call, n, error, behind):
+    """Make a call of which the n-th step raises an error -> whether there are so many steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        calls = []
+        for name in WORKERS:
+            patch.setattr(version.module, name, Broken(getattr(version.module, name), calls, n, error, behind))
+        try:
+            call()
+        except type(error):
+            return True
+    assert len(calls) < n
+    return False
+
+
+@every_version
+@pytest.mark.parametrize("step", ["gpt2", "prefill", "decode"])
+def test_k10_after_a_call_that_was_broken_off_the_same_call_is_right(version, step):
+    """K10: by MemoryError or Ctrl-C, at each step of the call: the cache is as if nothing had happened."""
+    model = random_model(n_layer=1)
+    input_ids, mask = version.module.left_pad(random_prompts([5, 2], seed=1))
+    more, more_mask = version.module.left_pad(random_prompts([4, 3], seed=2))
+
+    def filled():
+        cache = version.new_cache(model, B=2, T_max=9)
+        version.module.prefill(input_ids, model.params, model.n_head, cache, mask)
+        return cache
+
+    def call(cache):
+        known = {"n_head": model.n_head, "kv_cache": cache}
+        if step == "gpt2":
+            return version.module.gpt2(more, **model.params, attention_mask=more_mask, **known)
+        if step == "prefill":
+            return version.module.prefill(more, model.params, attention_mask=more_mask, chunk=3, **known)
+        return version.module.decode_one_token([3, 4], model.params, **known)
+
+    undisturbed = filled()
+    expected = call(undisturbed)
+    n_steps = 0
+    for n in itertools.count(1):
+        found = []
+        for behind in (False, True):
+            cache, error = filled(), (MemoryError(), KeyboardInterrupt())[(n + behind) % 2]
+            found.append(broken_off(version, functools.partial(call, cache), n, error, behind))
+            if found[-1]:
+                assert cache["length"] == 5
+                assert_same_bits(call(cache), expected)
+                assert cache["length"] == undisturbed["length"]
+                np.testing.assert_array_equal(cache["real"], undisturbed["real"])
+                np.testing.assert_array_equal(cache["blocks"], undisturbed["blocks"])
+        n_steps += any(found)
+        if not any(found):
+            break
+    assert n_steps > 30
+
+
+@every_version
+@pytest.mark.parametrize("pieces", [None, 1, 2], ids=str)
+def test_a_second_turn_of_a_conversation(version, pieces):
+    """Rows of different lengths go on with others of different lengths, pads between them: as if computed anew."""
+    model = random_model()
+    rows = random_prompts([9, 3, 17], seed=1)
+    cache = version.new_cache(model, B=3, T_max=60)
+
+    def check(logits):
+        assert_same_bits(list(logits), [logits[-1] for logits in V0.logits(model, rows)])
+
+    for seed, lengths in enumerate([None, [1, 8, 4], [6, 2, 1]]):
+        more = random_prompts(lengths, seed=seed) if lengths else rows
+        rows = [ids + new for ids, new in zip(rows, more)] if lengths else rows
+        input_ids, mask = version.module.left_pad(more)
+        check(version.module.prefill(input_ids, model.params, model.n_head, cache, mask, chunk=pieces))
+        for token_id in (3, 16):
+            rows = [[*ids, token_id] for ids in rows]
+            check(version.module.decode_one_token([token_id] * 3, model.params, model.n_head, cache))
 
 
 @every_version

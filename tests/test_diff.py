@@ -19,35 +19,36 @@ class Step(NamedTuple):
     most_removed: int
 
 
-# The aim is 60 lines added and 25 removed. v0 to v1 removes more, as shape comments get their B in many places. v4 is
-# about several ways to choose, and adds a function for each. v5 brings a command to verify what it promises.
+# The aim is 50 lines added and 20 removed. v3 is more: a cache, two ways to fill it, and a place for it in four
+# functions. v4 is about several ways to choose, and adds a function for each. v5 brings a command to verify what it
+# promises.
 STEPS = {
     ("gpt2_v0", "gpt2_v1_batching"): Step(
-        changed={"docstring", "linear", "ffn", "attention", "mha", "gpt2", "generate", "main"},
+        changed={"docstring", "linear", "gpt2", "generate", "main"},
         new=set(),
-        most_added=40,
-        most_removed=30,
+        most_added=20,
+        most_removed=18,
     ),
     ("gpt2_v1_batching", "gpt2_v2_padding"): Step(
-        changed={"docstring", "attention", "gpt2", "generate", "main"},
+        changed={"docstring", "gpt2", "generate", "main"},
         new={"left_pad"},
-        most_added=47,
-        most_removed=20,
+        most_added=37,
+        most_removed=14,
     ),
     ("gpt2_v2_padding", "gpt2_v3_kvcache"): Step(
         changed={"docstring", "mha", "transformer_block", "gpt2", "generate"},
         new={"init_kv_cache", "prefill", "decode_one_token"},
-        most_added=63,
-        most_removed=22,
+        most_added=64,
+        most_removed=16,
     ),
     ("gpt2_v3_kvcache", "gpt2_v4_sampling"): Step(
-        changed={"docstring", "imports", "generate", "main"},
+        changed={"docstring", "generate", "main"},
         new={
-            "penalize_repetition", "apply_temperature", "keep_top_k", "find_share", "ahead_of", "draw", "sample",
-            "check_logits", "check_sampling", "log_softmax", "score",
+            "penalize_repetition", "are_best", "keep_top_k", "keep_top_p", "find_share", "draw", "sample",
+            "log_softmax", "row_generators",
         },
-        most_added=265,
-        most_removed=20,
+        most_added=175,
+        most_removed=16,
     ),
     ("gpt2_v4_sampling", "gpt2_v5_exact"): Step(
         changed={
@@ -143,7 +144,7 @@ def test_the_size_of_a_step(before, after):
 
 # ---- what no version contains
 
-ALLOWED_IMPORTS = {"math", "numbers", "numpy", "tqdm", "utils"}
+ALLOWED_IMPORTS = {"math", "numpy", "tqdm", "utils"}
 # `gpt2_v5_exact.py verify` counts bits of its own and of the version before.
 MORE_IMPORTS = {"gpt2_v5_exact": {"sys", "pathlib", "gpt2_v4_sampling"}}
 

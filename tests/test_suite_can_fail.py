@@ -31,13 +31,22 @@ FAULTS = {  # what is wrong: {the text as it is: the text as it is then}, one of
         "[:, n_past:]  # [B, n_past+T] -> [B, T]": "[:, n_past:] if n_past == 0 else n_past + np.arange(T)[None]",
     },
     "a cache written one slot late": {
-        "kv_cache[:, :, :, n_k - T : n_k] = k, v": "kv_cache[:, :, :, n_k - T + 1 : n_k + 1] = k, v",
+        "kv_cache[..., n_k - shape[-2] : n_k, :] = k, v": "kv_cache[..., n_k - shape[-2] + 1 : n_k + 1, :] = k, v",
         "slots = np.where(real[:, n_past:], position_ids, -1)": "slots = position_ids + 1",
     },
     "a cache written one slot late where there is room, so that nothing crashes": {
-        "kv_cache[:, :, :, n_k - T : n_k] = k, v": (
-            "late = int(n_k < kv_cache.shape[3]); kv_cache[:, :, :, n_k - T + late : n_k + late] = k, v"
+        "kv_cache[..., n_k - shape[-2] : n_k, :] = k, v": (
+            "late = int(n_k < kv_cache.shape[3]); kv_cache[..., n_k - shape[-2] + late : n_k + late, :] = k, v"
         ),
+    },
+    "a cache that forgets its pads": {
+        'np.append(kv_cache["real"], real, axis=1)': 'np.append(np.ones_like(kv_cache["real"]), real, axis=1)',
+    },
+    "a cache that grows before the logits are there": {
+        "    x = x if n_logits": "    kv_cache.update(length=n_past + T, real=real)\n    x = x if n_logits",
+    },
+    "a prefill that leaves its first chunks when it is broken off": {
+        "cache = dict(kv_cache)": "cache = kv_cache",
     },
     "np.sum in softmax": {
         "(x @ np.ones(x.shape[-1], x.dtype))[..., None]": "np.sum(x, axis=-1, keepdims=True)",
