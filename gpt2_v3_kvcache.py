@@ -163,8 +163,8 @@ def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None
 
 def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)[:, None]  # [B] -> [B, 1]
-    return gpt2(input_ids, **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)
+    return prefill(input_ids[:, None], params, n_head, kv_cache)  # as a prompt of one token: [B] -> [B, 1]
 
 
 def generate(input_ids, params, n_head, n_tokens_to_generate, attention_mask=None):

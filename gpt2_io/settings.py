@@ -44,6 +44,7 @@ def check_settings(**settings):
 def check_one(name, value, highest=None):
     (kind, what), low, high = SETTINGS[name]
     high = highest or high
+    value = float(value) if isinstance(value, np.floating) else value  # 1e30 is no float16 to compare with
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool) or not low <= value <= high:
         limit = "" if kind is bool else f", {low} or more" if high == math.inf else f", from {low} to {high}"
         raise UserError(f"{name} must be {what}{limit}, not {value!r:.60}")
@@ -145,6 +146,8 @@ def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
 
     real [B, T]: which of the new tokens are no pads.
     """
+    if not isinstance(kv_cache, dict) or kv_cache.keys() != {"length", "real", "blocks"}:
+        raise UserError("kv_cache must be a cache as init_kv_cache makes it")
     (B, T), n_past, cached = real.shape, kv_cache["length"], kv_cache["blocks"]
     T_max = cached.shape[-2]
     if n_past + T > T_max:
