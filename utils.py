@@ -57,7 +57,7 @@ def load_model(model="tales", models_dir="models"):
     """Load a model -> (encoder, hparams, params).
 
     model, models_dir: see `find_model`. encoder: see `Encoder`. hparams, params: see `load_params`.
-    Raises ValueError or OSError with a message for the user.
+    Raises UserError or OSError with a message for the user.
     """
     checkpoint = open_checkpoint(find_model(model, models_dir))
     encoder = load_encoder(checkpoint, read_config(checkpoint))
@@ -67,7 +67,7 @@ def load_model(model="tales", models_dir="models"):
 def encode_prompts(encoder, prompts):
     """Prompts -> list of lists of ids, each as typed; an empty prompt is `[encoder.eot_token]`, the start of a text."""
     if not prompts:
-        raise ValueError('no prompt: give at least one, as in "Once upon a time"')
+        raise UserError('no prompt: give at least one, as in "Once upon a time"')
     if any(prompt.endswith(" ") for prompt in prompts):
         hint = "hint: a prompt ends in a space; GPT-2 goes on better without it, for its words begin with one"
         print(hint, file=sys.stderr)
@@ -136,7 +136,7 @@ def tokenize(*texts, model="tales", models_dir="models", merges=False):
         merges: print how each token is put together as well, with the place of each merge in merges.txt, from 0.
     """
     if not texts:
-        raise ValueError("no text: give at least one")
+        raise UserError("no text: give at least one")
     encoder = load_encoder(open_checkpoint(find_model(model, models_dir)))
     for n, text in enumerate(texts):
         print("\n" * (n > 0), end="")
@@ -159,11 +159,11 @@ def convert(model, out, models_dir="models", dtype=None):
     """
     out = Path(out)
     if dtype not in (None, "F32", "F16"):
-        raise ValueError(f"--dtype takes F32 or F16, not {dtype!r}")
+        raise UserError(f"--dtype takes F32 or F16, not {dtype!r}")
     if out.suffix in (".safetensors", ".gguf", *PICKLES):
-        raise ValueError(f"{out}: a name that ends in .npz, or a folder, is expected")
+        raise UserError(f"{out}: a name that ends in .npz, or a folder, is expected")
     if out.exists():
-        raise ValueError(f"{out} exists already; choose another name, or remove it")
+        raise UserError(f"{out} exists already; choose another name, or remove it")
     checkpoint = open_checkpoint(find_model(model, models_dir))
     tensors = {}
     for name, tensor in check_tensors(checkpoint, read_config(checkpoint)).items():
@@ -174,7 +174,7 @@ def convert(model, out, models_dir="models", dtype=None):
     else:
         part = Path(f"{out}.part")  # becomes `out` when it is whole
         if part.exists():
-            raise ValueError(f"{part} exists already, maybe from an attempt that was broken off: remove it")
+            raise UserError(f"{part} exists already, maybe from an attempt that was broken off: remove it")
         part.mkdir(parents=True)
         try:
             for name, text in checkpoint.files.items():

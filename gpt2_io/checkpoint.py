@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpt2_io.errors import listed
+from gpt2_io.errors import UserError, listed
 from gpt2_io.files import TEXT_FILES, has_file, parse_json, read_text
 from gpt2_io.gguf import read_gguf
 from gpt2_io.npz import read_npz
@@ -27,11 +27,11 @@ def open_checkpoint(path):
     """A model folder or weight file -> Checkpoint, with nothing but headers and small text files read.
 
     Text files are those in the folder; a .npz or .gguf file brings its own, else those beside it count.
-    Raises ValueError for what is none of these, with what would work.
+    Raises UserError for what is none of these, with what would work.
     """
     path = Path(path)
     if path.suffix in PICKLES and not path.is_dir():
-        raise ValueError(
+        raise UserError(
             f"{path}: PyTorch's own format is not read: it is a pickle, which can run any code when it is opened. If "
             "you trust it, load it with transformers; save_pretrained(folder) then writes it as model.safetensors"
         )
@@ -46,7 +46,7 @@ def open_checkpoint(path):
             if pickles and not others:
                 return open_checkpoint(pickles[0])  # says why not
             hint = f"; to use {others[0].name}, give its path" if others else ""
-            raise ValueError(f"{path}: no model.safetensors in this folder{hint}")
+            raise UserError(f"{path}: no model.safetensors in this folder{hint}")
     elif path.suffix == ".safetensors":
         tensors, files = read_safetensors(path), {}
     elif path.suffix == ".npz":
@@ -54,7 +54,7 @@ def open_checkpoint(path):
     elif path.suffix == ".gguf":
         tensors, files = read_gguf(path)
     else:
-        raise ValueError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
+        raise UserError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
     folder = path if path.is_dir() else path.parent
     files = files or {name: read_text(folder / name) for name in TEXT_FILES if has_file(folder, name)}
     return Checkpoint(path, tensors, files)
@@ -68,16 +68,16 @@ def read_config(checkpoint):
     """Check a checkpoint's config.json -> dict.
 
     Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx,
-    eos_token_id (or None). Raises ValueError, by name, for what is missing, no size, or a feature not supported.
+    eos_token_id (or None). Raises UserError, by name, for what is missing, no size, or a feature not supported.
     """
     where = f"{checkpoint.path}: config.json"
     if "config.json" not in checkpoint.files:
-        raise ValueError(f"{where} is missing; without it nobody knows how many heads the model has")
+        raise UserError(f"{where} is missing; without it nobody knows how many heads the model has")
     config = parse_json(checkpoint.files["config.json"], where)
     config = {key: value for key, value in config.items() if value is not None}  # null means "as usual"
 
     def refuse(key, instead):
-        raise ValueError(f"{where}: {key} {config[key]!r:.60} is not supported: {instead}")
+        raise UserError(f"{where}: {key} {config[key]!r:.60} is not supported: {instead}")
 
     if config.get("model_type", "gpt2") != "gpt2":
         refuse("model_type", "only gpt2 is")
@@ -90,7 +90,7 @@ def read_config(checkpoint):
     sizes = {"n_vocab": "vocab_size", "n_ctx": n_ctx, "n_embd": "n_embd", "n_head": "n_head", "n_layer": "n_layer"}
     missing = [key for key in sizes.values() if key not in config]
     if missing:
-        raise ValueError(f"{where}: {', '.join(missing)} missing")
+        raise UserError(f"{where}: {', '.join(missing)} missing")
     for key in (*sizes.values(), "n_inner"):
         if type(config.get(key, 1)) is not int or not 0 < config.get(key, 1) < 2**31:
             refuse(key, "it must be a whole number above 0, and no larger than GPT-2 can be")
@@ -139,19 +139,19 @@ def check_tensors(checkpoint, config):
 
     A prefix `transformer.` is taken off. The buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old
     files) are left out, and so is an `lm_head.weight` that equals `wte.weight`, which GPT-2 uses in its place.
-    Raises ValueError for missing, unexpected and wrongly shaped tensors, by name, before any weight is used.
+    Raises UserError for missing, unexpected and wrongly shaped tensors, by name, before any weight is used.
     """
     where, found = checkpoint.path, {}
     for full_name, tensor in checkpoint.tensors.items():
         name = full_name.removeprefix("transformer.")
         if name in found:
-            raise ValueError(f"{where}: {name:.100} is there twice, with and without the prefix 'transformer.'")
+            raise UserError(f"{where}: {name:.100} is there twice, with and without the prefix 'transformer.'")
         if not re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name):
             found[name] = tensor
     lm_head = found.pop("lm_head.weight", None)
 
     if config["n_layer"] > len(found):  # before names are made up from a number that may be absurd
-        raise ValueError(f"{where}: {len(found)} tensors in all, but config.json says n_layer {config['n_layer']}")
+        raise UserError(f"{where}: {len(found)} tensors in all, but config.json says n_layer {config['n_layer']}")
     shapes = expected_shapes(config)
     strange = {
         "missing": [name for name in shapes if name not in found],
@@ -159,17 +159,17 @@ def check_tensors(checkpoint, config):
     }
     if any(strange.values()):
         faults = "; ".join(f"{kind}: {listed(names)}" for kind, names in strange.items() if names)
-        raise ValueError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {faults}")
+        raise UserError(f"{where}: not the tensors of a GPT-2 with {config['n_layer']} layers; {faults}")
     for name, shape in shapes.items():
         if found[name].shape != shape:
-            raise ValueError(f"{where}: {name} has shape {list(found[name].shape)}, config.json asks for {list(shape)}")
+            raise UserError(f"{where}: {name} has shape {list(found[name].shape)}, config.json asks for {list(shape)}")
     if lm_head is not None:
         found["wte.weight"] = tie(lm_head, found["wte.weight"], where)
     return {name: found[name] for name in shapes}
 
 
 def tie(lm_head, wte, where):
-    """One tensor for both ends of the model -> the StoredTensor to use as wte. Raises ValueError if they differ."""
+    """One tensor for both ends of the model -> the StoredTensor to use as wte. Raises UserError if they differ."""
     if lm_head.shape == wte.shape:
         a, b = lm_head.float32(), wte.float32()
         rows = [slice(i, i + 1024) for i in range(0, len(a), 1024)]  # a few at a time: no array as large as wte is made
@@ -180,7 +180,7 @@ def tie(lm_head, wte, where):
             error, size = sum(np.sum((a[i] - b[i]) ** 2) for i in rows), sum(np.sum(b[i] ** 2) for i in rows)
         if not {lm_head.dtype, wte.dtype} <= {"F64", "F32", "F16", "BF16"} and error < 0.1 * size:
             return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
-    raise ValueError(
+    raise UserError(
         f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false), which is not supported: "
         "in the models that are, wte serves as both"
     )

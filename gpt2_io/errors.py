@@ -20,7 +20,7 @@ FAULTS = (
 
 @contextlib.contextmanager
 def naming_faults(where):
-    """Turn what libraries raise for a broken file into a ValueError that begins with `where`."""
+    """Turn what libraries raise for a broken file into a UserError that begins with `where`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the error says it, or it is none
@@ -28,9 +28,9 @@ def naming_faults(where):
     except OSError as error:
         if error.filename:  # then it says where itself
             raise
-        raise ValueError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error}") from None
     except FAULTS as error:
-        raise ValueError(f"{where}: {str(error) or type(error).__name__:.700}") from None
+        raise UserError(f"{where}: {str(error) or type(error).__name__:.700}") from None
 
 
 def listed(names, limit=10):

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from gpt2_io.errors import naming_faults
+from gpt2_io.errors import UserError, naming_faults
 
 try:
     import fcntl  # file locks, everywhere but on Windows
@@ -33,26 +33,26 @@ def read_text(path):
 
 
 def parse_json(text, where):
-    """A JSON object -> dict. Raises ValueError, with `where`, for anything else and for a key that is there twice."""
+    """A JSON object -> dict. Raises UserError, with `where`, for anything else and for a key that is there twice."""
 
     def unique(pairs):
         result = dict(pairs)
         if len(result) != len(pairs):
             twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise ValueError(f"{twice!r:.60} is there twice")
+            raise UserError(f"{twice!r:.60} is there twice")
         return result
 
     try:
         value = json.loads(text, object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not valid JSON: {error}") from None
+        raise UserError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ValueError(f"{where}: a JSON object is expected, not {text[:20]!r}")
+        raise UserError(f"{where}: a JSON object is expected, not {text[:20]!r}")
     return value
 
 
 def has_file(folder, name):
-    """Whether a model's folder has this file. Raises ValueError for a link that leads out of the folder.
+    """Whether a model's folder has this file. Raises UserError for a link that leads out of the folder.
 
     With such links, a model from somebody else could have any file of this machine read. Hugging Face's cache is built
     of links, from `snapshots` to `blobs`: those are followed.
@@ -63,7 +63,7 @@ def has_file(folder, name):
     target = path.resolve()
     in_cache = target.parent.name == "blobs" and target.parent.parent.name.startswith("models--")
     if not in_cache and not target.is_relative_to(folder.resolve()):
-        raise ValueError(f"{path}: a link out of its folder, to {target}, which is not followed: put the file there")
+        raise UserError(f"{path}: a link out of its folder, to {target}, which is not followed: put the file there")
     return True
 
 
@@ -107,7 +107,7 @@ def is_json_object(line):
 
 
 def try_to_lock(file, message):
-    """Lock an open file as long as it is open. Raises ValueError with the message if another process has it locked."""
+    """Lock an open file as long as it is open. Raises UserError with the message if another process has it locked."""
     try:
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -115,4 +115,4 @@ def try_to_lock(file, message):
             file.seek(0)
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     except OSError:
-        raise ValueError(message) from None
+        raise UserError(message) from None

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from gpt2_io.errors import naming_faults
+from gpt2_io.errors import UserError, naming_faults
 from gpt2_io.safetensors import StoredTensor, to_float32
 
 # llama.cpp's names for the parts of a GPT-2. It keeps the four linear weights as [out, in].
@@ -18,13 +18,13 @@ GGUF_NAMES = {
 def read_gguf(path):
     """Read a .gguf file -> {name: StoredTensor}, {file name: text}: its metadata as config.json and tokenizer files.
 
-    Needs the gguf package, which turns the quantised types into floats. Raises ValueError, also for another
+    Needs the gguf package, which turns the quantised types into floats. Raises UserError, also for another
     architecture or tokenizer than GPT-2's.
     """
     try:
         import gguf
     except ImportError:
-        raise ValueError(f"{path}: GGUF files need the gguf package: pip install gguf") from None
+        raise UserError(f"{path}: GGUF files need the gguf package: pip install gguf") from None
 
     class Reader(gguf.GGUFReader):
         """The package's, which reads past the end of the file, and on and on, and makes an array of each number."""
@@ -33,7 +33,7 @@ def read_gguf(path):
             self.data = np.asarray(self.data)  # a plain array: views of it cost a fifth of what memmap's do
             values = super()._get(offset, dtype, count, **options)
             if len(values) != count:
-                raise ValueError(f"it is cut off, or the {count} values at byte {offset} are a mistake")
+                raise UserError(f"it is cut off, or the {count} values at byte {offset} are a mistake")
             return values
 
         def _get_field_parts(self, offset, raw_type):
@@ -56,7 +56,7 @@ def read_gguf(path):
     }
     for key, values in supported.items():
         if fields.get(key) not in values:
-            raise ValueError(f"{path}: {key} is {fields.get(key)!r:.60}; only {values[0]!r} is supported")
+            raise UserError(f"{path}: {key} is {fields.get(key)!r:.60}; only {values[0]!r} is supported")
 
     def stored(tensor, transposed):
         shape = [int(n) for n in tensor.shape]  # GGUF counts axes from the inside, NumPy from the outside
@@ -66,7 +66,7 @@ def read_gguf(path):
                 try:
                     values = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape[::-1])
                 except NotImplementedError:
-                    raise ValueError(f"the gguf package makes no floats of {dtype}") from None
+                    raise UserError(f"the gguf package makes no floats of {dtype}") from None
             return to_float32(np.asarray(values.T if transposed else values))
 
         dtype = tensor.tensor_type.name

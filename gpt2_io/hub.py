@@ -11,7 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from gpt2_io.checkpoint import open_checkpoint
-from gpt2_io.errors import in_units
+from gpt2_io.errors import UserError, in_units
 from gpt2_io.files import TEXT_FILES, locked, parse_json, read_text
 from gpt2_io.safetensors import read_safetensors_header, read_weight_map
 
@@ -57,11 +57,11 @@ def find_model(model, models_dir="models"):
     model: a path, the name of something in models_dir, a name of `HUB`, or a hub id `org/name`; looked for in this
     order, then in an existing Hugging Face cache, then on the hub, unless HF_HUB_OFFLINE=1. A relative models_dir is
     also looked for beside the versions, so that commands work from any directory.
-    Raises ValueError that says what is wrong and what would work, and OSError where a download cannot be written.
+    Raises UserError that says what is wrong and what would work, and OSError where a download cannot be written.
     """
     model = str(model)
     if not model or not str(models_dir):
-        raise ValueError("--model and --models_dir need a name, as in --model tales")
+        raise UserError("--model and --models_dir need a name, as in --model tales")
     places = [Path(models_dir), ROOT / models_dir]
     paths = [Path(model), *(place / model for place in places)]
     if model == "tales":  # comes with the project, whatever models_dir is
@@ -76,9 +76,9 @@ def find_model(model, models_dir="models"):
     for path in paths:
         if path.is_dir() and not is_download:
             open_checkpoint(path)  # raises what is wrong with its weights, if that is it
-            raise ValueError(f"{path}: no config.json in this folder")
+            raise UserError(f"{path}: no config.json in this folder")
     if not is_hub_id:
-        raise ValueError(
+        raise UserError(
             f"no model {model!r}: no such file or folder, none in {models_dir}, "
             f"no known name (tales, {', '.join(HUB)}) and no hub id (org/name)"
         )
@@ -87,11 +87,11 @@ def find_model(model, models_dir="models"):
         return cached
     try:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-            raise ValueError("it is not on this machine, and HF_HUB_OFFLINE is set")
+            raise UserError("it is not on this machine, and HF_HUB_OFFLINE is set")
         place = next((place for place in places if place.is_dir()), places[0])
         return download_model(repo, place / model)
-    except ValueError as error:
-        raise ValueError(
+    except UserError as error:
+        raise UserError(
             f"cannot get {model}: {error}; what works: the bundled model (--model tales), a folder (--model path)"
         ) from None
 
@@ -113,7 +113,7 @@ def find_in_cache(repo):
     return None
 
 
-class NotOnServer(ValueError):
+class NotOnServer(UserError):
     """The server answered that there is no such file."""
 
 
@@ -124,7 +124,7 @@ class Interrupted(Exception):
 def download_model(repo, folder):
     """Download a model of the hub -> its folder. The weights come last, so a folder with weights is complete.
 
-    HF_ENDPOINT is the address of the hub or a mirror. Raises ValueError, or OSError where it cannot be written.
+    HF_ENDPOINT is the address of the hub or a mirror. Raises UserError, or OSError where it cannot be written.
     """
     url = f"{(os.environ.get('HF_ENDPOINT') or 'https://huggingface.co').rstrip('/')}/{repo}/resolve/main"
 
@@ -141,7 +141,7 @@ def download_model(repo, folder):
         try:
             get("model.safetensors.index.json", unfinished)
         except NotOnServer:
-            raise ValueError(
+            raise UserError(
                 f"{repo} has no model.safetensors; a pytorch_model.bin is not read: a pickle can run any code"
             ) from None
         for name in sorted(set(read_weight_map(unfinished).values())):
@@ -164,7 +164,7 @@ def fetch(url, path, size=None, sha256=None):
     """Download a file to `path.part`, going on where an earlier attempt ended, check it, and move it to `path`.
 
     size, sha256: what it must be, where that is known. Retries after RETRY_PAUSES what another attempt may mend.
-    Raises NotOnServer, ValueError, or OSError for a disk that is full or read-only; then nothing is at `path`.
+    Raises NotOnServer, UserError, or OSError for a disk that is full or read-only; then nothing is at `path`.
     """
     import requests  # here, so that no command on the bundled model waits for it
 
@@ -179,11 +179,11 @@ def fetch(url, path, size=None, sha256=None):
             except (requests.ConnectionError, requests.Timeout):
                 reason = "no answer (no network?)"
             except requests.RequestException as error:
-                raise ValueError(f"{url}: {error}") from None
+                raise UserError(f"{url}: {error}") from None
             except (Interrupted, requests.packages.urllib3.exceptions.HTTPError) as error:
                 reason = error
             if pause is None:
-                raise ValueError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on there")
+                raise UserError(f"{url}: {reason}, in {len(RETRY_PAUSES) + 1} attempts; the next run goes on there")
             time.sleep(pause)
         os.replace(part, path)
 
@@ -197,14 +197,14 @@ def fetch_part(requests, url, part, size, sha256):
     if os.environ.get("HF_TOKEN"):
         token = os.environ["HF_TOKEN"].strip()
         if not re.fullmatch("[!-~]+", token):  # a message of requests would show it
-            raise ValueError("HF_TOKEN holds characters that no token has")
+            raise UserError("HF_TOKEN holds characters that no token has")
         headers["Authorization"] = f"Bearer {token}"  # requests drops it where another host takes over
     try:
         response = requests.get(url, headers=headers, stream=True, timeout=TIMEOUT)
     except OSError as error:
         if isinstance(error, requests.RequestException):
             raise
-        raise ValueError(f"{url}: {error}") from None  # certificates that are not there; no disk has to do with it
+        raise UserError(f"{url}: {error}") from None  # certificates that are not there; no disk has to do with it
     with response:
         for answer in (*response.history, response):  # the hub tells what it knows of a large file while it redirects
             tag = answer.headers.get("X-Linked-Etag", "").strip('"')
@@ -222,23 +222,23 @@ def fetch_part(requests, url, part, size, sha256):
         if status == 401:
             known = "Authorization" in headers
             fault = "the token in HF_TOKEN is refused" if known else "set HF_TOKEN, or check the name"
-            raise ValueError(f"{url}: 401, the server wants to know who asks: {fault}")
+            raise UserError(f"{url}: 401, the server wants to know who asks: {fault}")
         if status == 403:
-            raise ValueError(f"{url}: 403, not allowed: accept the model's terms on its page, as the owner of HF_TOKEN")
+            raise UserError(f"{url}: 403, not allowed: accept the model's terms on its page, as the owner of HF_TOKEN")
         if status in (404, 410):
             raise NotOnServer(f"{url}: {status}, there is no such model or file")
         if status in (408, 429) or status >= 500:
             raise Interrupted(f"the server answers {status}")
         if status not in (200, 206):
-            raise ValueError(f"{url}: the server answers {status} {response.reason}")
+            raise UserError(f"{url}: the server answers {status} {response.reason}")
         if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise ValueError(f"{url}: the server sends the file in an encoding that was not asked for")
+            raise UserError(f"{url}: the server sends the file in an encoding that was not asked for")
 
         start = have if status == 206 else 0
         length = as_size(response.headers.get("Content-Length"))
         total = as_size(in_all) if length is None else start + length
         if None not in (size, total) and size != total:
-            raise ValueError(f"{url}: the server has {total} bytes, {size} are expected: another file?")
+            raise UserError(f"{url}: the server has {total} bytes, {size} are expected: another file?")
         total = size or total
 
         def read():  # from below requests, which would lose what comes just before a connection closes
@@ -247,7 +247,7 @@ def fetch_part(requests, url, part, size, sha256):
         data = read()
         is_page = re.match(rb"\s*<(!doctype|html)", data, re.IGNORECASE)
         if is_page or response.headers.get("Content-Type", "").startswith("text/html"):
-            raise ValueError(f"{url}: a web page came instead of the file: a login page, or a proxy in between?")
+            raise UserError(f"{url}: a web page came instead of the file: a login page, or a proxy in between?")
         if total and shutil.disk_usage(part.parent).free < total - start:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {in_units(total - start)} are needed")
         bar = tqdm(desc=part.stem, total=total, initial=start, unit="B", unit_scale=True, disable=None)
@@ -280,8 +280,8 @@ def check_download(part, name, size, sha256):
             elif name.endswith(".json"):
                 parse_json(read_text(part), name)
             elif name == "merges.txt" and not size and not read_text(part).endswith("\n"):
-                raise ValueError("its last line has no end")
-        except ValueError as error:
+                raise UserError("its last line has no end")
+        except UserError as error:
             fault = f"what came is not the whole file: {error}"
     if fault:
         part.unlink()

@@ -5,7 +5,7 @@ import zipfile
 
 import numpy as np
 
-from gpt2_io.errors import in_units, naming_faults
+from gpt2_io.errors import UserError, in_units, naming_faults
 from gpt2_io.files import TEXT_FILES, replacing
 from gpt2_io.safetensors import FLOATS, StoredTensor, to_float32
 
@@ -17,7 +17,7 @@ def read_npz(path):
     """Read a .npz file -> {name: StoredTensor}, {file name: text}.
 
     A .npz is a zip of .npy files, one for each tensor; each is read when it is asked for. `write_npz` puts the text
-    files of the model beside them. Python objects are never unpickled. Raises ValueError, naming file and tensor.
+    files of the model beside them. Python objects are never unpickled. Raises UserError, naming file and tensor.
     """
 
     def stored(member, name, dtype, shape, n_bytes):
@@ -33,28 +33,28 @@ def read_npz(path):
     unpacked, packed = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
     if unpacked > 1_000_000 + MAX_UNPACKED * packed:
         sizes = f"{in_units(packed)} that would unpack to {in_units(unpacked)}"
-        raise ValueError(f"{path}: {sizes}: a zip bomb? No weights shrink to a {MAX_UNPACKED}th")
+        raise UserError(f"{path}: {sizes}: a zip bomb? No weights shrink to a {MAX_UNPACKED}th")
     for member in archive.infolist():
         name = member.filename.removesuffix(".npy")
         with naming_faults(f"{path}: tensor {name!r:.100}"):
             if name in tensors or name in files:
-                raise ValueError("it is there twice")
+                raise UserError("it is there twice")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                raise ValueError("packed in another way than NumPy's two, np.savez and np.savez_compressed")
+                raise UserError("packed in another way than NumPy's two, np.savez and np.savez_compressed")
             with archive.open(member) as file:
                 if name in TEXT_FILES:
                     files[name] = file.read().decode("utf-8")
                     continue
                 version = np.lib.format.read_magic(file)
                 if version not in NPY_HEADERS:
-                    raise ValueError(f"version {version} of the .npy format; 1.0 and 2.0 are supported")
+                    raise UserError(f"version {version} of the .npy format; 1.0 and 2.0 are supported")
                 shape, _, dtype = NPY_HEADERS[version](file)
                 n_bytes, n_found = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
                 if dtype.kind != "f":
-                    raise ValueError(f"an array of dtype {dtype}, not of floats")
+                    raise UserError(f"an array of dtype {dtype}, not of floats")
                 if n_bytes != n_found:
                     asked = f"{dtype} of shape {str(list(shape)):.60}"
-                    raise ValueError(f"{asked} takes another number of bytes than the {n_found} of the file")
+                    raise UserError(f"{asked} takes another number of bytes than the {n_found} of the file")
                 tensors[name] = stored(member, name, dtype, shape, n_bytes)
     return tensors, files
 

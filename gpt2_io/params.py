@@ -4,6 +4,7 @@ import math
 import numpy as np
 
 from gpt2_io.checkpoint import check_tensors, read_config
+from gpt2_io.errors import UserError
 
 
 def load_params(checkpoint, n_tokens=None):
@@ -14,7 +15,7 @@ def load_params(checkpoint, n_tokens=None):
     {"wte": [n_vocab, n_embd], "wpe": [n_ctx, n_embd], "blocks": [{"ln_1": {"g", "b"}, "attn": {"c_attn": {"w", "b"},
     "c_proj": {"w", "b"}}, "ln_2": ..., "mlp": {"c_fc": {"w", "b"}, "c_proj": {"w", "b"}}}], "ln_f": {"g", "b"}}.
     n_tokens: tokens that the tokenizer has. Rows of wte beyond them are cut off, so that they are never generated.
-    Raises ValueError as `read_config` and `check_tensors` do, and for a tensor with NaN or infinity, by name.
+    Raises UserError as `read_config` and `check_tensors` do, and for a tensor with NaN or infinity, by name.
     """
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
@@ -26,7 +27,7 @@ def load_params(checkpoint, n_tokens=None):
         with np.errstate(all="ignore"):
             squares = np.vdot(x, x)  # by far the fastest way to read all numbers; finite only if they are
         if not np.isfinite(squares) and not np.all(np.isfinite(x)):
-            raise ValueError(f"{checkpoint.path}: {name} holds NaN or infinity; the file is damaged, get it again")
+            raise UserError(f"{checkpoint.path}: {name} holds NaN or infinity; the file is damaged, get it again")
         return x
 
     def linear(name):

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from gpt2_io.errors import listed
+from gpt2_io.errors import UserError, listed
 from gpt2_io.files import fcntl, is_json_object, parse_json, try_to_lock
 from gpt2_io.streams import TextStream, print_texts
 
@@ -20,15 +20,15 @@ MAX_ROWS = 100_000  # continuations at once: logits alone take 800 MB then, with
 
 
 def check_output(stop, stream, out):
-    """Raise ValueError for flags of `complete_prompts` that make no sense; in good time, before a model is loaded."""
+    """Raise UserError for flags of `complete_prompts` that make no sense; in good time, before a model is loaded."""
     if "" in stop:
-        raise ValueError("--stop needs a text that is not empty")
+        raise UserError("--stop needs a text that is not empty")
     if out == "":
-        raise ValueError("--out needs the name of a file")
+        raise UserError("--out needs the name of a file")
     if stream and out:
-        raise ValueError("--stream prints and --out writes a file: choose one")
+        raise UserError("--stream prints and --out writes a file: choose one")
     if out and os.path.exists(out) and not os.path.isfile(out):
-        raise ValueError(f"--out {out}: not a plain file")
+        raise UserError(f"--out {out}: not a plain file")
 
 
 def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=False, as_json=False, out=None):
@@ -44,7 +44,7 @@ def complete_prompts(complete, encoder, records, prompt_ids, settings, stream=Fa
     n_samples, batch_size = settings["n_samples"], settings["batch_size"]
     n_rows = n_samples * min(batch_size, len(records))
     if n_rows > MAX_ROWS:
-        raise ValueError(f"{n_rows} continuations at once; {MAX_ROWS} is the limit: lower --n_samples or --batch_size")
+        raise UserError(f"{n_rows} continuations at once; {MAX_ROWS} is the limit: lower --n_samples or --batch_size")
     by_length = sorted(range(len(records)), key=lambda i: len(prompt_ids[i]))  # so that a batch needs few pads
     batches = [sorted(by_length[start : start + batch_size]) for start in range(0, len(records), batch_size)]
     batches = [[(i, sample) for i in batch for sample in range(n_samples)] for batch in batches]
@@ -125,7 +125,7 @@ def job_file(out, settings, records):
     """Open a results file, new or from a run that was broken off -> Job. Without a file: a Job with a seed alone.
 
     Beside FILE stands FILE.job with the settings, and it is held locked while the job runs. The results of a batch are
-    on the disk before `write` returns. A last line that was cut off is taken away. Raises ValueError where the file
+    on the disk before `write` returns. A last line that was cut off is taken away. Raises UserError where the file
     belongs to a job with other settings or prompts, to no job, or to one that is running.
     """
 
@@ -146,7 +146,7 @@ def job_file(out, settings, records):
         if fcntl:  # this file too, since it may have two names; on Windows nobody could read it then
             try_to_lock(results, f"{out}: another job is writing it")
         if results.tell() > 0 and not job_path.exists():
-            raise ValueError(f"{out}: is there already, without {job_path.name} beside it: give another --out")
+            raise UserError(f"{out}: is there already, without {job_path.name} beside it: give another --out")
         with open(job_path, "a+", encoding="utf-8", errors="replace") as job:
             try_to_lock(job, f"{out}: another job is writing it")
             done, end = set(), 0
@@ -154,7 +154,7 @@ def job_file(out, settings, records):
                 job.seek(0)
                 first = job.readline()  # "{", or the beginning of it: a kill may have come in between
                 if first and (not first.startswith("{") or is_json_object(first)):
-                    raise ValueError(f"{job_path}: is there already and is no job's: give another --out")
+                    raise UserError(f"{job_path}: is there already and is no job's: give another --out")
                 settings = with_seed(settings)
                 job.truncate(0)
                 job.write(json.dumps(settings, indent=1) + "\n")
@@ -166,10 +166,10 @@ def job_file(out, settings, records):
                 if settings["seed"] is None:
                     settings["seed"] = seed = stored.get("seed")  # the one it began with
                     if seed is not None and (type(seed) is not int or seed < 0):
-                        raise ValueError(f"{job_path}: seed {seed!r:.60} is not a whole number from 0 on")
+                        raise UserError(f"{job_path}: seed {seed!r:.60} is not a whole number from 0 on")
                 other = sorted(key for key in settings.keys() | stored.keys() if settings.get(key) != stored.get(key))
                 if other:
-                    raise ValueError(f"{out}: made with other settings ({listed(other)}): use those, or another --out")
+                    raise UserError(f"{out}: made with other settings ({listed(other)}): use those, or another --out")
                 results.seek(0)
                 for line in results:
                     if line.endswith(b"\n"):
@@ -177,7 +177,7 @@ def job_file(out, settings, records):
                         row = result.get("index"), result.get("sample", 0)
                         limits = len(records), settings["n_samples"]
                         if not all(type(n) is int and 0 <= n < limit for n, limit in zip(row, limits)):
-                            raise ValueError(f"{out}: holds a line that is no result of this job: take it out")
+                            raise UserError(f"{out}: holds a line that is no result of this job: take it out")
                         done.add(row)
                         end += len(line)
                 results.truncate(end)

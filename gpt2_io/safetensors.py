@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpt2_io.errors import listed, naming_faults
+from gpt2_io.errors import UserError, listed, naming_faults
 from gpt2_io.files import has_file, parse_json, read_text, replacing
 
 
@@ -47,18 +47,18 @@ def read_safetensors_header(path):
     offsets refer. The tensors cover the data exactly, without gaps or overlaps, so no byte goes unexplained.
 
     Returns (header without `__metadata__`, position in the file where the data starts).
-    Raises ValueError, naming file and tensor, for anything else. Nothing is allocated on the word of the file alone.
+    Raises UserError, naming file and tensor, for anything else. Nothing is allocated on the word of the file alone.
     """
     file_size = os.path.getsize(path)
     if file_size < 8:
-        raise ValueError(f"{path}: {file_size} bytes, shorter than the 8 with which a safetensors file begins")
+        raise UserError(f"{path}: {file_size} bytes, shorter than the 8 with which a safetensors file begins")
     with open(path, "rb") as file:
         begin = file.read(8)
         if begin == b"version ":
-            raise ValueError(f"{path}: a Git LFS pointer in place of the weights: get them with `git lfs pull`")
+            raise UserError(f"{path}: a Git LFS pointer in place of the weights: get them with `git lfs pull`")
         header_size = int.from_bytes(begin, "little")
         if header_size > min(MAX_HEADER, file_size - 8):
-            raise ValueError(
+            raise UserError(
                 f"{path}: not a whole safetensors file: it announces a header of {header_size} bytes, "
                 f"but has {file_size} itself, and {MAX_HEADER} is the limit"
             )
@@ -69,31 +69,31 @@ def read_safetensors_header(path):
     for name, entry in header.items():
         where = f"{path}: tensor {name!r:.100}"
         if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= set(entry):
-            raise ValueError(f"{where}: dtype, shape and data_offsets are expected, not {entry!r:.60}")
+            raise UserError(f"{where}: dtype, shape and data_offsets are expected, not {entry!r:.60}")
         dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
         if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
-            raise ValueError(f"{where}: unknown dtype {dtype!r:.60}; known: {', '.join(SAFETENSORS_DTYPES)}")
+            raise UserError(f"{where}: unknown dtype {dtype!r:.60}; known: {', '.join(SAFETENSORS_DTYPES)}")
         if not is_list_of_sizes(shape):
-            raise ValueError(f"{where}: shape {shape!r:.60} is not a list of sizes")
+            raise UserError(f"{where}: shape {shape!r:.60} is not a list of sizes")
         if not is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise ValueError(f"{where}: data_offsets {offsets!r:.60} are not [begin, end] with 0 <= begin <= end")
+            raise UserError(f"{where}: data_offsets {offsets!r:.60} are not [begin, end] with 0 <= begin <= end")
         begin, end = offsets
         if end > data_size:
-            raise ValueError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
+            raise UserError(f"{where}: ends at byte {end} of the data, which has {data_size}: a cut file?")
         n_bytes = math.prod(shape) * np.dtype(SAFETENSORS_DTYPES[dtype]).itemsize
         if n_bytes != end - begin:
             asked = f"{dtype} of shape {str(shape):.60} takes {n_bytes} bytes"
-            raise ValueError(f"{where}: {asked}, but there are {end - begin}")
+            raise UserError(f"{where}: {asked}, but there are {end - begin}")
 
     last_end = 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         begin, end = entry["data_offsets"]
         if begin != last_end:
             fault = "overlaps the tensor before it" if begin < last_end else "leaves a gap before it"
-            raise ValueError(f"{path}: tensor {name!r:.100}: {fault}: begins at byte {begin}, not at {last_end}")
+            raise UserError(f"{path}: tensor {name!r:.100}: {fault}: begins at byte {begin}, not at {last_end}")
         last_end = end
     if last_end != data_size:
-        raise ValueError(f"{path}: {data_size - last_end} bytes after the last tensor belong to none")
+        raise UserError(f"{path}: {data_size - last_end} bytes after the last tensor belong to none")
     return header, data_start
 
 
@@ -101,7 +101,7 @@ def read_safetensors(path):
     """Map a safetensors file into memory -> {name: StoredTensor}.
 
     F32 tensors become read-only views of the file: the operating system reads a page of it when it is first used.
-    Raises ValueError as `read_safetensors_header` does.
+    Raises UserError as `read_safetensors_header` does.
     """
     header, data_start = read_safetensors_header(path)
     # np.asarray: a plain array on the same memory, without memmap's bookkeeping in every later operation.
@@ -118,7 +118,7 @@ def read_safetensors(path):
             if dtype == "BF16":  # the upper half of a float32: put zeros below it
                 return (raw.astype(np.uint32) << 16).view(np.float32)
             if dtype not in FLOATS.values():
-                raise ValueError(f"{where}: weights of type {dtype}; F32, F16, BF16, F64 are supported")
+                raise UserError(f"{where}: weights of type {dtype}; F32, F16, BF16, F64 are supported")
             return to_float32(raw)
 
         return StoredTensor(dtype, tuple(shape), end - begin, float32)
@@ -127,13 +127,13 @@ def read_safetensors(path):
 
 
 def read_weight_map(index_path):
-    """`model.safetensors.index.json` -> {tensor: file beside the index}. Raises ValueError, also for other places."""
+    """`model.safetensors.index.json` -> {tensor: file beside the index}. Raises UserError, also for other places."""
     weight_map = parse_json(read_text(index_path), index_path).get("weight_map")
     if not isinstance(weight_map, dict):
-        raise ValueError(f"{index_path}: weight_map, from tensors to files, is missing")
+        raise UserError(f"{index_path}: weight_map, from tensors to files, is missing")
     for file in weight_map.values():
         if not isinstance(file, str) or not re.fullmatch(r"[\w-][\w.-]{,99}", file):  # a path could lead anywhere
-            raise ValueError(f"{index_path}: {file!r:.100} is not the plain name of a file in its folder")
+            raise UserError(f"{index_path}: {file!r:.100} is not the plain name of a file in its folder")
     return weight_map
 
 
@@ -144,12 +144,12 @@ def read_sharded_safetensors(index_path):
     for file in sorted(set(weight_map.values())):
         shard_path = index_path.parent / file
         if not has_file(index_path.parent, file):
-            raise ValueError(f"{index_path}: {file} is missing")
+            raise UserError(f"{index_path}: {file} is missing")
         shard = read_safetensors(shard_path)
         names = [name for name in weight_map if weight_map[name] == file]
         if set(names) != set(shard):
             wrong = listed(sorted(set(names) ^ set(shard)))
-            raise ValueError(f"{index_path}: these tensors are only in the list for {file} or only in it: {wrong}")
+            raise UserError(f"{index_path}: these tensors are only in the list for {file} or only in it: {wrong}")
         tensors.update(shard)
     return tensors
 

@@ -4,7 +4,7 @@ import re
 
 import tiktoken
 
-from gpt2_io.errors import listed, naming_faults
+from gpt2_io.errors import UserError, listed, naming_faults
 from gpt2_io.files import parse_json
 
 EOT = "<|endoftext|>"
@@ -45,7 +45,7 @@ class Encoder(tiktoken.Encoding):
     def encode(self, text, *, allowed_special="all", disallowed_special=()):
         """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, become one id each.
 
-        The keywords are tiktoken's, with other defaults. Raises ValueError for a token that the model has no row for.
+        The keywords are tiktoken's, with other defaults. Raises UserError for a token that the model has no row for.
         """
         if allowed_special != "all":
             return super().encode(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
@@ -62,23 +62,23 @@ class Encoder(tiktoken.Encoding):
         if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
             token = in_quotes(self.decode_bytes([max(ids)]))
             reason = f"wte ends at {self.n_rows - 1}: is this the model's tokenizer?"
-            raise ValueError(f"token {token} has id {max(ids)}, but {reason}")
+            raise UserError(f"token {token} has id {max(ids)}, but {reason}")
         return ids
 
     def encode_ordinary(self, text):
-        """text -> list of ids, none but those that merges make. Raises ValueError for too many blanks on end."""
+        """text -> list of ids, none but those that merges make. Raises UserError for too many blanks on end."""
         if len(text) > MAX_BLANKS and max(map(len, re.findall(r"\s+", text)), default=0) > MAX_BLANKS:
-            raise ValueError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
+            raise UserError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
         if self.add_prefix_space and text and not text.startswith(" "):
             text = " " + text
         return super().encode_ordinary(text)
 
     def decode_bytes(self, ids):
-        """Ids -> bytes. Raises ValueError for ids outside of the vocabulary; a gap in the numbering says nothing."""
+        """Ids -> bytes. Raises UserError for ids outside of the vocabulary; a gap in the numbering says nothing."""
         ids = [int(i) for i in ids]
         outside = [str(i) for i in ids if not 0 <= i < self.n_vocab]
         if outside:
-            raise ValueError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(outside)}")
+            raise UserError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(outside)}")
         return super().decode_bytes([i for i in ids if i in self.known])
 
     def decode(self, ids, errors="replace"):
@@ -92,9 +92,9 @@ class Encoder(tiktoken.Encoding):
 
     @property
     def eot_token(self):
-        """The id of `<|endoftext|>`, from which an empty prompt starts. Raises ValueError if the tokenizer has none."""
+        """The id of `<|endoftext|>`, from which an empty prompt starts. Raises UserError if the tokenizer has none."""
         if self.eot is None:
-            raise ValueError(f"this tokenizer has no {EOT} for an empty prompt to start from: give a prompt")
+            raise UserError(f"this tokenizer has no {EOT} for an empty prompt to start from: give a prompt")
         return self.eot
 
 
@@ -107,7 +107,7 @@ class NoEncoder:
         self.where = where
 
     def refuse(self, *_):
-        raise ValueError(f"{self.where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there")
+        raise UserError(f"{self.where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there")
 
     encode = decode = decode_bytes = refuse
     eot_token = property(refuse)
@@ -116,7 +116,7 @@ class NoEncoder:
 def load_encoder(checkpoint, config=None):
     """The tokenizer of a checkpoint -> Encoder, or NoEncoder where there is none.
 
-    config: from `read_config`, for the size of wte and the end-of-text id. Raises ValueError for a tokenizer that is
+    config: from `read_config`, for the size of wte and the end-of-text id. Raises UserError for a tokenizer that is
     not GPT-2's kind, by the part that is not.
     """
     where, files = checkpoint.path, checkpoint.files
@@ -129,23 +129,23 @@ def load_encoder(checkpoint, config=None):
 
     all_ids = {**vocab, **{text: flags["id"] for text, flags in added.items()}}
     if not all(isinstance(text, str) for text in all_ids):
-        raise ValueError(f"{where}: the tokens of a vocabulary must be texts")
+        raise UserError(f"{where}: the tokens of a vocabulary must be texts")
     ids_fit = all(type(i) is int and 0 <= i < 2**31 for i in all_ids.values())
     if not ids_fit or len(set(all_ids.values())) != len(all_ids):
-        raise ValueError(f"{where}: the ids of a vocabulary must be different whole numbers from 0 on")
+        raise UserError(f"{where}: the ids of a vocabulary must be different whole numbers from 0 on")
     alphabet = byte_alphabet()
     tokens = {bytes([byte]): vocab[character] for character, byte in alphabet.items() if character in vocab}
     if len(tokens) != 256:
-        raise ValueError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
+        raise UserError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
     merge_ranks, last_id = {}, -1
     for rank, (left, right) in enumerate(merges):
         is_known = left and right and all(token in vocab for token in (left, right, left + right))
         name = f"merge {rank} ({left:.60} {right:.60})"
         if not is_known or not alphabet.keys() >= {*left, *right}:
-            raise ValueError(f"{where}: {name}: it, or what it makes, is not in the vocabulary")
+            raise UserError(f"{where}: {name}: it, or what it makes, is not in the vocabulary")
         # tiktoken is given no list of merges: of all neighbours it joins those that make the lowest id.
         if vocab[left + right] <= last_id:
-            raise ValueError(
+            raise UserError(
                 f"{where}: {name} makes id {vocab[left + right]}, the one before it {last_id}: "
                 "only vocabularies in the order of their merges are supported"
             )
@@ -179,12 +179,12 @@ def read_tokenizer_json(files, where):
             of_another_kind[key] = model.get(key)
         if any(of_another_kind.values()):
             names = listed(name for name, is_there in of_another_kind.items() if is_there)
-            raise ValueError(f"only GPT-2's kind, byte-level BPE, is supported, not {names}")
+            raise UserError(f"only GPT-2's kind, byte-level BPE, is supported, not {names}")
         merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
         if not all(len(merge) == 2 and isinstance("".join(merge), str) for merge in merges):
-            raise ValueError("merges are pairs of tokens")
+            raise UserError("merges are pairs of tokens")
         if not isinstance(model["vocab"], dict):
-            raise ValueError("a vocabulary is an object, from tokens to ids")
+            raise UserError("a vocabulary is an object, from tokens to ids")
         added = {flags["content"]: {**flags, "id": flags["id"]} for flags in tokenizer.get("added_tokens") or []}
         added.pop("", None)
         return dict(model["vocab"]), merges, added, splitter.get("add_prefix_space", False)
@@ -199,7 +199,7 @@ def read_vocab_and_merges(files, where):
             continue
         merges.append(tuple(line.split(" ")))
         if len(merges[-1]) != 2:
-            raise ValueError(f"{where}: merges.txt, line {number}: two tokens are expected, not {line!r:.60}")
+            raise UserError(f"{where}: merges.txt, line {number}: two tokens are expected, not {line!r:.60}")
 
     def read(name):
         return parse_json(files.get(name, "{}"), f"{where}: {name}")
