@@ -9,8 +9,6 @@ A model is a folder in Hugging Face's layout: `config.json`, `model.safetensors`
 formats are read into the same form. `load_model` turns it into what the `gpt2_v*.py` files work with: an encoder,
 hparams and params.
 """
-import gpt2_io.signals  # isort: skip  (first, so that Ctrl-C is quiet in the imports below)
-
 import math
 import os
 import re
@@ -44,13 +42,6 @@ from gpt2_io.settings import (
 )
 from gpt2_io.streams import print_texts
 from gpt2_io.tokenizer import in_quotes, load_encoder, merges_of
-
-__all__ = [
-    "COMMANDS", "Continuations", "GPT2_124M", "UserError", "blas_in_use", "check_ids", "check_inputs", "check_kv_cache",
-    "check_lengths", "check_logits", "check_mask", "check_output", "check_prompts", "check_settings", "check_weights",
-    "choose_seed", "complete_prompts", "convert", "download", "encode_prompts", "gpt2_io", "inspect_model",
-    "load_model", "print_texts", "random_params", "read_prompts", "read_stop", "run", "tokenize",
-]  # fmt: skip
 
 
 def load_model(model="tales", models_dir="models"):

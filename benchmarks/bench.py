@@ -866,7 +866,7 @@ def check_agreement(sides, hparams):
     first = next(iter(logits.values()))
     worst = max(float(np.max(np.abs(values - first))) for values in logits.values())
     if worst > 1e-2 * max(1.0, float(np.max(np.abs(first)))):
-        raise ValueError(f"the sides do not compute the same: their logits differ by up to {worst:.3g}")
+        raise utils.UserError(f"the sides do not compute the same: their logits differ by up to {worst:.3g}")
     return worst
 
 
@@ -909,7 +909,7 @@ def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=N
     """
     parts = PARTS if only is None else only.split(",") if isinstance(only, str) else list(only)
     if unknown := set(parts) - set(PARTS):
-        raise ValueError(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+        raise utils.UserError(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
     goals = goals or quick
     complete = not goals and only is None and model is None
     folder = Path(out).resolve() if out else HERE if complete or report_only else ROOT / "build" / "bench"

@@ -51,7 +51,7 @@ def import_pyplot():
     try:
         import matplotlib
     except ImportError:
-        raise ValueError("drawing needs matplotlib: pip install -e '.[docs]'") from None
+        raise utils.UserError("drawing needs matplotlib: pip install -e '.[docs]'") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
@@ -102,7 +102,7 @@ def choose(value, n, what):
     if value == "all":
         return list(range(n))
     if not value.isdecimal() or int(value) >= n:
-        raise ValueError(f"--{what} must be a whole number below {n}, or all, not {value!r}")
+        raise utils.UserError(f"--{what} must be a whole number below {n}, or all, not {value!r}")
     return [int(value)]
 
 
@@ -118,11 +118,12 @@ def main(*prompts, layer="0", head="0", png: str = None, model="tales", models_d
         models_dir: where models are looked for by name.
     """
     if len(prompts) != 1:
-        raise ValueError(f"give one text, not {len(prompts)}")
+        raise utils.UserError(f"give one text, not {len(prompts)}")
     encoder, hparams, params = utils.load_model(model, models_dir)
     input_ids = utils.encode_prompts(encoder, prompts)
     if len(input_ids[0]) > hparams["n_ctx"]:
-        raise ValueError(f"the text has {len(input_ids[0])} tokens, but the model's limit n_ctx is {hparams['n_ctx']}")
+        limit = f"the model's limit n_ctx is {hparams['n_ctx']}"
+        raise utils.UserError(f"the text has {len(input_ids[0])} tokens, but {limit}")
     layers, heads = choose(layer, hparams["n_layer"], "layer"), choose(head, hparams["n_head"], "head")
     weights = attention_weights(input_ids, params, hparams["n_head"])[:, 0]  # [n_layer, n_head, T, T]
     tokens = [encoder.decode([i]) for i in input_ids[0]]

@@ -105,7 +105,7 @@ def git_diff(old, new, *options):
         environment = {**os.environ, **settings}
         result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, encoding="utf-8")
     if result.returncode not in (0, 1):
-        raise ValueError(f"git diff: {result.stderr.strip()}")
+        raise utils.UserError(f"git diff: {result.stderr.strip()}")
     return result.stdout
 
 
@@ -164,7 +164,7 @@ def diff_block(old, new, *names):
     rows = diff_rows(VERSIONS[old], VERSIONS[new])
     changed = list(dict.fromkeys(part for sign, part, _ in rows if sign != " "))
     if missing := {name.partition(":")[0] for name in names} - set(changed):
-        raise ValueError(f"from {old} to {new} nothing changes in {', '.join(sorted(missing))}")
+        raise utils.UserError(f"from {old} to {new} nothing changes in {', '.join(sorted(missing))}")
     hunks = []
     for name in names or changed:
         name, _, word = name.partition(":")
@@ -193,7 +193,7 @@ def code_block(version, *names):
     for name in names:
         mine = [line for i, line in enumerate(lines) if names_of_lines[i] == name and i not in left_out]
         if not mine:
-            raise ValueError(f"{version} has no function {name}")
+            raise utils.UserError(f"{version} has no function {name}")
         functions.append("\n".join(mine).strip("\n"))
     return fence("python", "\n\n\n".join(functions))
 
@@ -215,7 +215,7 @@ def first_fence(body, language):
     """The code that stands by hand in a block."""
     match = re.match(rf"(?s)```{language}\n(.*?)```\n", body)
     if not match:
-        raise ValueError(f"a block of this kind begins with ```{language}")
+        raise utils.UserError(f"a block of this kind begins with ```{language}")
     return match.group(1)
 
 
@@ -304,7 +304,7 @@ def output_block(shell, command, expected=0):
     """What a command prints."""
     status, output = shell.result(command)
     if status != expected:
-        raise ValueError(f"{command.strip()} ended with status {status}: {output[-500:]}")
+        raise utils.UserError(f"{command.strip()} ended with status {status}: {output[-500:]}")
     return fence("text", output)
 
 
@@ -374,7 +374,7 @@ def rebuild(path, kinds, problems):
         try:
             kind, *words = shlex.split(what)
             if kind not in kinds:
-                raise ValueError(f"nothing is called {kind}")
+                raise utils.UserError(f"nothing is called {kind}")
             new = kinds[kind](body, *words)
         except Exception as error:
             problems.append(f"{path.relative_to(ROOT)}: build: {what}: {error}")

@@ -1,16 +1,18 @@
 """The edge of every command: flags and prompts as typed, mistakes as one line."""
+import ast
 import contextlib
+import difflib
 import inspect
 import math
 import os
 import re
 import signal
 import sys
+import threading
 from pathlib import Path
 
-import fire
-
-from gpt2_io import signals
+from gpt2_io.errors import UserError
+from gpt2_io.files import ROOT
 from gpt2_io.streams import show_everything
 
 
@@ -19,40 +21,67 @@ def run(main, **commands):
 
     commands: functions that are run instead where the first argument is their name, as in `verify --model tales`.
     Prompts and text flags arrive as typed; the default of a flag says whether its value is text, a whole number, a
-    number or a switch (`--json`, `--json=False`, `--nojson`). After `--` everything is a prompt, also what begins with
-    a dash. ValueError, OSError and MemoryError end as one line on stderr and exit status 2, Ctrl-C quietly with 130;
-    any other error is a bug and keeps its traceback.
+    number or a switch (`--json`, `--json false`, `--nojson`). After `--` everything is a prompt, also what begins with
+    a dash. UserError, OSError and MemoryError end as one line on stderr and exit status 2, Ctrl-C quietly with 130;
+    any other error is a fault of the code and keeps its traceback.
     """
     if not sys.stderr:  # there is none after `2>&-`; what is printed there would be printed among the results
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
     show_everything(sys.stdout)
     show_everything(sys.stderr)
     try:
-        try:
-            if signals.end_quietly:
-                signal.signal(signal.SIGINT, signals.interrupt)
+        with quiet_ctrl_c():
             argv, name = sys.argv[1:], Path(sys.argv[0]).name
             if argv and argv[0] in commands:
-                call_with_fire(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
+                call(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
             else:
-                call_with_fire(main, argv, name)
+                call(main, argv, name)
             if sys.stdout:  # there is none after `>&-`
                 sys.stdout.flush()
-        finally:
-            if signals.end_quietly:  # again: what is left is Python's own end
-                signal.signal(signal.SIGINT, signals.end_quietly)
     except BrokenPipeError:  # the reader has enough, as in `... | head`
         drop_what_is_left()
         sys.exit(141)  # what a shell reports for a closed pipe
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, OSError, MemoryError) as error:
+    except (UserError, OSError, MemoryError) as error:
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         message = f"not enough memory: {message}" if isinstance(error, MemoryError) else message
         with contextlib.suppress(OSError):  # stderr may be the disk that is full
             print("error:", " ".join(message.split()), file=sys.stderr)
         drop_what_is_left()
         sys.exit(2)
+
+
+@contextlib.contextmanager
+def quiet_ctrl_c():
+    """Within, Ctrl-C raises KeyboardInterrupt as ever, and it also counts where Python would print it and go on.
+
+    Python does so where an object is removed (`__del__`): there the process ends at once. What else such objects
+    complain of after Ctrl-C comes from being half made, and is not shown. All is put back at the end.
+    """
+    hook, is_main = sys.unraisablehook, threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # Ctrl-C is a matter of somebody else, or is ignored, as the shell may want it
+        return
+    interrupted = []
+
+    def interrupt(number, frame):
+        interrupted.append(number)
+        signal.default_int_handler(number, frame)
+
+    def report(unraisable):
+        if unraisable.exc_type is KeyboardInterrupt:
+            os._exit(130)
+        if not interrupted:
+            hook(unraisable)
+
+    try:
+        sys.unraisablehook = report
+        signal.signal(signal.SIGINT, interrupt)
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = hook
 
 
 def drop_what_is_left():
@@ -64,23 +93,19 @@ def drop_what_is_left():
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-TYPED = "\0"  # stands before arguments that are no flags, so that fire takes "-" and "--x" as typed; none contains it
-
-
-def call_with_fire(main, argv, name):
-    """Check the arguments of a command, which fire would answer with a page of usage, and let fire call it."""
-    if isinstance(main, dict):
-        if argv[:1] in (["--help"], ["-h"]):
-            return fire.Fire(main, command=["--help"], name=name)
+def call(main, argv, name):
+    """Call a function, or one of a dict of them, with what the arguments say. fire makes the page of help."""
+    if isinstance(main, dict) and argv[:1] not in (["--help"], ["-h"]):
         if not argv or argv[0] not in main:
             given = repr(argv[0]) if argv else "nothing"
-            raise ValueError(f"{given} is no command of {name}; the commands are {', '.join(main)}")
-        return call_with_fire(main[argv[0]], argv[1:], f"{name} {argv[0]}")
+            raise UserError(f"{given} is no command of {name}; the commands are {', '.join(main)}")
+        return call(main[argv[0]], argv[1:], f"{name} {argv[0]}")
+    if argv[:1] == ["score"] and len(argv) > 1 and not argv[1].startswith("-"):
+        raise UserError("to score texts: python jobs.py score FILE (a prompt that begins with score goes after --)")
 
-    name = name.replace(" ", "-")  # fire's page of help would quote a name with a space
-    signature = inspect.signature(main)
-    defaults = {p.name: p.default for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL}
-    texts, flags, rest = [], {}, list(argv)
+    signature = inspect.signature(main) if callable(main) else inspect.Signature()
+    kinds = {p.name: kind_of(p) for p in signature.parameters.values() if p.kind is not p.VAR_POSITIONAL}
+    texts, values, rest = [], {}, list(argv)
     while rest:
         argument = rest.pop(0)
         if argument == "--":
@@ -91,68 +116,130 @@ def call_with_fire(main, argv, name):
             continue
         key, equals, value = argument.lstrip("-").partition("=")
         key = key.replace("-", "_")
-        short_for = [n for n in defaults if n[0] == key]  # `-n` for the only flag that begins with n, as in fire
-        if key not in defaults and key in ("help", "h"):
-            return fire.Fire(main, command=["--help"], name=name)
-        if key not in defaults and len(short_for) == 1:
-            key = short_for[0]
-        if isinstance(defaults.get(key), bool):
-            value = value if equals else "True"
-        elif isinstance(defaults.get(key.removeprefix("no")), bool) and not equals:
-            key, value = key.removeprefix("no"), "False"
-        elif key not in defaults:
-            known = ", ".join(f"--{name}" for name in defaults)
-            raise ValueError(f"unknown flag {argument}; known: {known} (a text that begins with a dash goes after --)")
+        if key in ("help", "h") and key not in kinds:
+            import fire  # here, so that no other command waits for it
+
+            return fire.Fire(main, command=["--help"], name=name.replace(" ", "-"))
+        if key not in kinds:
+            key = full_name(key, kinds)
+        if kinds.get(key) is bool:
+            if not equals:
+                value = rest.pop(0) if rest and rest[0].lower() in ("true", "false") else "true"
+        elif kinds.get(positive := re.sub("^no_?", "", key)) is bool and not equals:
+            key, value = positive, "false"
+        elif key not in kinds:
+            raise UserError(about_unknown(argument.partition("=")[0], key, kinds))
         elif not equals:
             if not rest or rest[0].startswith("--"):
-                raise ValueError(f"--{key} needs a value")
+                raise UserError(f"--{key} needs a value")
             value = rest.pop(0)
-        if key in flags and isinstance(defaults[key], tuple):
-            value = f"{flags[key]}{TYPED}{value}"  # a flag that can be given several times
-        flags[key] = value
+        values.setdefault(key, []).append(value)
     try:
-        signature.bind(*texts, **flags)
+        bound = signature.bind(*texts, **values)
     except TypeError as error:
-        raise ValueError(f"{name}: {error}") from None
+        raise UserError(f"{name}: {error}") from None
+    for key, value in bound.arguments.items():
+        if key in kinds:
+            bound.arguments[key] = parse(key, kinds[key], value if key in values else [value])
+        else:
+            bound.arguments[key] = tuple(map(as_typed, value))
+    main(*bound.args, **bound.kwargs)
 
-    fire.decorators.SetParseFn(as_typed)(main)
-    for key, default in defaults.items():
-        kind = signature.parameters[key].annotation
-        kind = type(default) if kind is inspect.Parameter.empty else kind
-        fire.decorators.SetParseFn(parser_for(key, kind), key)(main)
-    command = [f"--{key}={value}" for key, value in flags.items()] + [TYPED + text for text in texts]
-    return fire.Fire(main, command=command, name=name)
+
+def kind_of(parameter):
+    return type(parameter.default) if parameter.annotation is parameter.empty else parameter.annotation
+
+
+def full_name(key, known):
+    """A single letter stands for the only flag that begins with it, as on fire's page of help; `-n` always the same."""
+    if key == "n" and "n_tokens_to_generate" in known:
+        return "n_tokens_to_generate"
+    short_for = [name for name in known if name[0] == key]
+    return short_for[0] if len(short_for) == 1 else key
+
+
+ELSEWHERE = {  # what flags are called in other programs -> here
+    **dict.fromkeys(
+        ("max_new_tokens", "max_tokens", "max_length", "length", "n_predict", "num_tokens", "n_tokens", "tokens"),
+        "n_tokens_to_generate",
+    ),
+    **dict.fromkeys(("temp", "do_sample", "sample", "t"), "temperature"),
+    **dict.fromkeys(("repeat_penalty", "repetition_penality", "rep_pen"), "repetition_penalty"),
+    **dict.fromkeys(("num_return_sequences", "num_samples", "nsamples", "best_of"), "n_samples"),
+    **dict.fromkeys(("m", "model_name", "model_name_or_path", "model_path", "model_size", "model_id"), "model"),
+    **dict.fromkeys(("num_beams", "beam_size", "beams"), "n_beams"),
+    **dict.fromkeys(("stop_strings", "stop_sequences", "stop_sequence", "reverse_prompt"), "stop"),
+    **dict.fromkeys(("num_threads", "n_threads"), "threads"),
+    **dict.fromkeys(("random_seed", "manual_seed", "s"), "seed"),
+    **dict.fromkeys(("eos_token_id", "ignore_eos_token"), "ignore_eos"),
+    **dict.fromkeys(("k", "topk"), "top_k"),
+    **dict.fromkeys(("topp", "nucleus"), "top_p"),
+    **dict.fromkeys(("file", "input", "input_file", "f"), "prompts_file"),
+    **dict.fromkeys(("output", "output_file", "o"), "out"),
+    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("p", "prompts", "text"), "prompt"),
+}
+MOVED = ("prompts_file", "out", "batch_size")  # flags of v4 once
+
+
+def about_unknown(flag, key, known):
+    """What to say of a flag that a function lacks: the nearest that it has, or the version that has it."""
+    elsewhere = flags_of_versions()
+    name = ELSEWHERE.get(key, key)
+    if name not in (*known, *elsewhere, *MOVED, "prompt"):
+        name = next(iter(difflib.get_close_matches(key, [*known, *elsewhere], n=1)), None)
+    if name in known:
+        hint = f"did you mean --{name}?"
+    elif name in MOVED:
+        hint = "files of prompts: python jobs.py complete FILE --out results.jsonl"
+    elif name in elsewhere:
+        hint = f"--{name} is a flag of {elsewhere[name]}"
+    elif name == "prompt":
+        hint = 'a prompt has no flag before it, as in "Once upon a time"'
+    else:
+        hint = f"known: {', '.join(f'--{name}' for name in known)}"
+    return f"unknown flag {flag}; {hint} (a text that begins with a dash goes after --)"
+
+
+def flags_of_versions():
+    """The flags of all versions -> {flag: the file of the first version that has it}."""
+    flags = {}
+    for path in sorted(ROOT.glob("gpt2_v*.py"), key=lambda path: int(re.match(r"gpt2_v(\d*)", path.name)[1] or 0)):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name == "main":
+                for argument in node.args.kwonlyargs:
+                    flags.setdefault(argument.arg, path.name)
+    return flags
 
 
 def as_typed(text):
     """An argument as it was typed. Where Python took it for ASCII (LC_ALL=C), its bytes are read as UTF-8 after all."""
-    return text.removeprefix(TYPED).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def parser_for(key, kind):
-    """The function that turns the text of flag `key` into a value of a type; a tuple has all texts that were given."""
+def to_switch(text):
+    return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
-    def switch(text):
-        return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
-    def number(text):
-        if math.isnan(float(text)):
-            raise ValueError
-        return float(text)
+def to_number(text):
+    if math.isnan(float(text)):
+        raise ValueError
+    return float(text)
 
-    kinds = {bool: (switch, "True or False"), int: (int, "a whole number"), float: (number, "a number")}
+
+PARSERS = {bool: (to_switch, "True or False"), int: (int, "a whole number"), float: (to_number, "a number")}
+PATHS = ("model", "models_dir", "prompts_file", "file", "out")  # names of files keep their bytes
+
+
+def parse(key, kind, texts):
+    """What was given for a parameter -> its value: a tuple takes all texts, other kinds the last one."""
     if kind is tuple:
-        return lambda text: tuple(map(as_typed, text.split(TYPED)))
-    if key in ("model", "models_dir", "prompts_file", "out"):  # names of files keep their bytes
-        return lambda text: text.removeprefix(TYPED)
-    if kind not in kinds:
-        return as_typed
-    parse, expected = kinds[kind]
-
-    def parse_or_say(text):
-        try:
-            return parse(as_typed(text))
-        except (KeyError, ValueError):
-            raise ValueError(f"--{key} takes {expected}, not {as_typed(text)!r}") from None
-
-    return parse_or_say
+        return tuple(map(as_typed, texts))
+    text = texts[-1] if key in PATHS else as_typed(texts[-1])
+    if kind not in PARSERS:
+        return text
+    parser, expected = PARSERS[kind]
+    try:
+        return parser(text)
+    except (KeyError, ValueError):
+        raise UserError(f"--{key} takes {expected}, not {text!r:.60}") from None

@@ -14,6 +14,12 @@ except ImportError:
     fcntl = None
     import msvcrt
 
+ROOT = Path(__file__).resolve().parents[1]  # of the project
+TEXT_FILES = (
+    "config.json", "vocab.json", "merges.txt", "tokenizer.json",
+    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+)  # fmt: skip
+
 
 @contextlib.contextmanager
 def replacing(path):
@@ -65,12 +71,6 @@ def has_file(folder, name):
     if not in_cache and not target.is_relative_to(folder.resolve()):
         raise UserError(f"{path}: a link out of its folder, to {target}, which is not followed: put the file there")
     return True
-
-
-TEXT_FILES = (
-    "config.json", "vocab.json", "merges.txt", "tokenizer.json",
-    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
-)  # fmt: skip
 
 
 @contextlib.contextmanager

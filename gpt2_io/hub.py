@@ -12,10 +12,8 @@ from tqdm import tqdm
 
 from gpt2_io.checkpoint import open_checkpoint
 from gpt2_io.errors import UserError, in_units
-from gpt2_io.files import TEXT_FILES, locked, parse_json, read_text
+from gpt2_io.files import ROOT, TEXT_FILES, locked, parse_json, read_text
 from gpt2_io.safetensors import read_safetensors_header, read_weight_map
-
-ROOT = Path(__file__).resolve().parents[1]
 
 HUB = {  # name -> id on the hub
     "124M": "openai-community/gpt2",

@@ -262,9 +262,9 @@ def main(target, runs=10_000, seed=1, out="", guided=HAS_ATHERIS, faults=str(FAU
         faults: the folder for inputs with a fault.
     """
     if target != "all" and target not in TARGETS:
-        raise ValueError(f"no reader {target!r}; there are {', '.join(TARGETS)}, and all")
+        raise utils.UserError(f"no reader {target!r}; there are {', '.join(TARGETS)}, and all")
     if guided and not HAS_ATHERIS:
-        raise ValueError("--guided needs atheris: pip install atheris")
+        raise utils.UserError("--guided needs atheris: pip install atheris")
     names = [name for name in TARGETS if name != "gguf" or HAS_GGUF] if target == "all" else [target]
     shares = {name: TARGETS[name][1] for name in names}
     counts = {}
