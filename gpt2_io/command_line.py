@@ -33,9 +33,11 @@ def run(main, **commands):
         with quiet_ctrl_c():
             argv, name = sys.argv[1:], Path(sys.argv[0]).name
             if argv and argv[0] in commands:
-                call(commands[argv[0]], argv[1:], f"{name} {argv[0]}")
-            else:
+                main, argv, name = commands[argv[0]], argv[1:], f"{name} {argv[0]}"
+            try:
                 call(main, argv, name)
+            except KeyboardInterrupt as error:  # without its traceback, what was at work is removed here, in quiet
+                raise error.with_traceback(None) from None
             if sys.stdout:  # there is none after `>&-`
                 sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough, as in `... | head`

@@ -65,11 +65,11 @@ else:
 os.environ.update(asked["environment"])
 for fd, path in enumerate((os.devnull, asked["stdout"], asked["stderr"])):
     os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
-call = command_line.call_with_fire
+call = command_line.call
 def begin(*arguments):
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     return call(*arguments)
-command_line.call_with_fire = begin
+command_line.call = begin
 sys.argv = ["command.py", *asked["arguments"]]
 utils.run(commands[asked["command"]])
 """
@@ -238,40 +238,39 @@ def test_a_download_that_gets_fifty_signals(server, tmp_path, number):
     assert len(states) > 5
 
 
-# ---- Ctrl-C before a command begins, twice, and where Python would only report it
+# ---- Ctrl-C where Python would only report it, and a user's own
 
 
-LOADED_LATER = [("utils.py", "fire"), ("utils.py", "tiktoken"), ("utils.py", "tqdm"), ("utils.py", "numpy")]
-LOADED_LATER += [("gpt2_v0.py", "fire"), ("gpt2_v0.py", "tiktoken")]  # it imports NumPy and tqdm before utils
+def test_ctrl_c_while_a_download_loads_requests(tmp_path):
+    """What a command imports on its way is a part of it."""
+    waiting = "import time\nprint('x', end='', flush=True)\ntime.sleep(60)"
+    (tmp_path / "requests.py").write_text(waiting, encoding="utf-8")
+    environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]]), "HF_HUB_OFFLINE": "0"}
+    arguments = [sys.executable, ROOT / "utils.py", "download", "org/none", "--models_dir", tmp_path]
+    assert interrupted(arguments, environment) == (130, b"")
 
 
-@pytest.mark.parametrize("script, module", LOADED_LATER)
-def test_ctrl_c_while_a_command_is_loading(tmp_path, script, module):
-    """Half a second passes before a command begins, and most of it in imports."""
-    (tmp_path / f"{module}.py").write_text("import time; print('x', flush=True); time.sleep(60)", encoding="utf-8")
-    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
-    assert interrupted([sys.executable, ROOT / script, "x"], {"PYTHONPATH": path}) == (130, b"")
-
-
-def interrupted(arguments, environment=None, n=1):
-    """Start a command, send Ctrl-C n times after its first output -> exit status, stderr."""
+def interrupted(arguments, environment=None, n=1, out=None):
+    """Start a command, send Ctrl-C for each of n letters that it prints -> exit status, stderr; out gets the rest."""
     process = subprocess.Popen(
         arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **(environment or {})},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # as in a shell's foreground
     )  # fmt: skip
-    assert process.stdout.read(1)
     for _ in range(n):
-        time.sleep(0.02)
+        assert process.stdout.read(1) == b"x"
         process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    output, err = process.communicate(timeout=60)
+    if out is not None:
+        out.append(output)
     return process.returncode, err
 
 
 COMMAND = """
 import sys, time
+sys.path.insert(0, {root!r})
 import utils
 def wait():
-    print("x", flush=True)
+    print("x", end="", flush=True)
     time.sleep(60)
 def main(*prompts):
 {body}
@@ -280,26 +279,69 @@ utils.run(main)
 
 
 @pytest.mark.parametrize(
-    "body",
+    "body, n",
     [
-        "    try: wait()\n    finally: time.sleep(0.3)",  # a second Ctrl-C while the first one is at work
-        "    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)",
-        "    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()",
+        ("    try: wait()\n    finally: wait()", 2),  # a second Ctrl-C while the first one is at work
+        ("    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)", 1),
+        ("    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()", 1),
     ],
     ids=["twice", "where Python drops it", "with something half made"],
 )
-def test_ctrl_c_at_inconvenient_moments(tmp_path, body):
+def test_ctrl_c_at_inconvenient_moments(tmp_path, body, n):
     """Python drops what is raised while an object is removed, and prints it: the command would run on."""
-    shutil.copy(ROOT / "utils.py", tmp_path)  # a command is what lies beside utils.py
+    (tmp_path / "script.py").write_text(COMMAND.format(root=str(ROOT), body=body), encoding="utf-8")
+    assert interrupted([sys.executable, tmp_path / "script.py"], n=n) == (130, b"")
+
+
+OWN_CTRL_C = """
+import sys, time
+sys.path.insert(0, {root!r})
+import utils
+try:
+    print("x", end="", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("mine", flush=True)
+    raise
+finally:
+    print("closed", flush=True)
+"""
+
+
+def test_a_script_that_imports_utils_keeps_its_own_ctrl_c(tmp_path):
+    """Also one that lies beside utils.py."""
+    shutil.copy(ROOT / "utils.py", tmp_path)
     shutil.copytree(ROOT / "gpt2_io", tmp_path / "gpt2_io")
-    (tmp_path / "script.py").write_text(COMMAND.format(body=body), encoding="utf-8")
-    status, err = interrupted([sys.executable, tmp_path / "script.py"], n=2)
-    assert err == b"" and status in (130, -signal.SIGINT)  # the latter from the system, which a shell calls 130 too
+    (tmp_path / "script.py").write_text(OWN_CTRL_C.format(root=str(tmp_path)), encoding="utf-8")
+    out = []
+    status, err = interrupted([sys.executable, tmp_path / "script.py"], out=out)
+    assert status == -signal.SIGINT and b"KeyboardInterrupt" in err and out == [b"mine\nclosed\n"]
 
 
-def test_a_program_that_imports_utils_keeps_its_own_ctrl_c():
-    code = "import signal, sys; before = signal.getsignal(2), sys.unraisablehook; import utils; "
-    code += "assert (signal.getsignal(2), sys.unraisablehook) == before"
+def test_utils_changes_nothing_in_the_program_that_imports_it():
+    code = """
+import signal, sys, threading
+def state():
+    return signal.getsignal(signal.SIGINT), sys.unraisablehook, sys.excepthook
+before, failed = state(), []
+threading.excepthook = failed.append
+thread = threading.Thread(target=lambda: __import__("utils"))
+thread.start()
+thread.join()
+assert "utils" in sys.modules and not failed and state() == before
+import utils
+for main in (lambda *texts: None, lambda: 1 / 0, lambda: open("no/such/file")):
+    sys.argv = ["script"]
+    try:
+        utils.run(main)
+    except (ZeroDivisionError, SystemExit):
+        pass
+    assert state() == before
+thread = threading.Thread(target=utils.run, args=[lambda: None])
+thread.start()
+thread.join()
+assert not failed and state() == before
+"""
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 

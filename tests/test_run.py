@@ -96,7 +96,10 @@ def test_flags_have_the_type_of_their_default(values):
     assert values("--n", "7", "x", "--temperature", "2", "--json") == [("x",), 7, 2.0, "tales", None, True]
     assert values("--n=-3", "--temperature=1e-5", "--json=false")[1:3] == [-3, 1e-5]
     assert values("x", "--nojson")[5] is False
-    assert values("--json", "True") == [("True",), *USUAL[:-1], True]  # a switch takes no prompt away
+    for text in ("True", "true", "false", "FALSE"):
+        assert values("--json", text) == [(), *USUAL[:-1], text.lower() == "true"]
+    assert values("--json", "1", "yes") == [("1", "yes"), *USUAL[:-1], True]  # a switch takes no prompt away
+    assert values("--no-json", "x", "--json", "--nojson")[5] is False  # the last one counts
     assert values("-n", "3", "-m", "x")[1:4:2] == [3, "x"]
 
 
@@ -110,9 +113,9 @@ def test_flags_have_the_type_of_their_default(values):
         (["--temperature", "hot"], ["--temperature", "a number", "'hot'"]),
         (["--temperature", "nan"], ["--temperature", "a number", "'nan'"]),
         (["--json=maybe"], ["--json", "True or False", "'maybe'"]),
-        (["--top_p", "3"], ["unknown flag --top_p", "--temperature", "--model", "after --"]),
+        (["--zzz=3"], ["unknown flag --zzz;", "--temperature", "--model", "after --"]),
         (["--nomodel"], ["unknown flag --nomodel"]),
-        (["-x"], ["unknown flag -x"]),
+        (["-x"], ["unknown flag -x;"]),
         (["-hello there"], ["unknown flag -hello there"]),
         (["--model"], ["--model needs a value"]),
         (["--model", "--json"], ["--model needs a value"]),
@@ -130,12 +133,13 @@ def refuses(error):
 
 
 def test_what_main_refuses_is_one_line(edge):
-    assert_one_line(edge(refuses(ValueError("two\n lines"))), "error: two lines")
+    assert_one_line(edge(refuses(utils.UserError("two\n lines"))), "error: two lines")
+    assert_one_line(edge(refuses(MemoryError("9 GB"))), "not enough memory: 9 GB")
     assert_one_line(edge(refuses(OSError("no disk"))), "no disk")
     assert_one_line(edge(lambda: open("no/such/file")), "no/such/file: No such file or directory")
 
 
-@pytest.mark.parametrize("error", [TypeError, KeyError, ZeroDivisionError, AssertionError])
+@pytest.mark.parametrize("error", [ValueError, TypeError, KeyError, ZeroDivisionError, AssertionError])
 def test_a_bug_keeps_its_traceback(edge, error):
     with pytest.raises(error):
         edge(refuses(error("a bug")))
