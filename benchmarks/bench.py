@@ -26,21 +26,15 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import fire  # noqa: E402
 import numpy as np  # noqa: E402
 
 import utils  # noqa: E402
+import versions  # noqa: E402
 
-FILES = {
-    "v0": "gpt2_v0",
-    "v1": "gpt2_v1_batching",
-    "v2": "gpt2_v2_padding",
-    "v3": "gpt2_v3_kvcache",
-    "v4": "gpt2_v4_sampling",
-    "v5": "gpt2_v5_exact",
-}
+FILES = {version.name: version.file for version in versions.VERSIONS}
 PEER = "transformers"
 NO_CACHE = ("v0", "v1", "v2")
 PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
@@ -247,7 +241,7 @@ def has_peer():
 
 def version_names():
     """The versions whose files exist."""
-    return [name for name, file in FILES.items() if (ROOT / f"{file}.py").exists()]
+    return list(FILES)
 
 
 def make_side(name, params, hparams):

@@ -30,7 +30,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(ROOT), str(DOCS), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(DOCS), str(ROOT / "benchmarks"), str(ROOT / "tools")]
 if "--measure" not in sys.argv:  # before NumPy comes: small models gain nothing from threads that wait for each other
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -40,22 +40,14 @@ import bench  # noqa: E402
 import measure as measuring  # noqa: E402
 import pictures  # noqa: E402
 import utils  # noqa: E402
+import versions  # noqa: E402
 
 COPIED = (
     "*.py", "*.md", "*.txt", "*.toml", "LICENSE", "gpt2_io", "docs", "tests", "tools", "benchmarks", "models/tales",
     ".ci",
 )  # fmt: skip
 
-# What each version is about: the idea, and which of the things that picoGPT's README says it lacks it adds.
-IDEAS = {
-    "v0": ("one prompt, greedy, a full forward pass per token", "–"),
-    "v1": ("a batch axis", "batch inference"),
-    "v2": ("prompts of different lengths: left padding, attention mask, position ids", "batch inference, ragged"),
-    "v3": ("a KV cache: prefill, then one token at a time", "fast"),
-    "v4": ("sampling and stopping", "temperature, top-k, top-p"),
-    "v5": ("the same bits whatever the batch", "beyond the list: exactness"),
-}
-VERSIONS = {re.match(r"gpt2_(v\d+)", path.name).group(1): path for path in sorted(ROOT.glob("gpt2_v*.py"))}
+VERSIONS = {version.name: ROOT / f"{version.file}.py" for version in versions.VERSIONS}
 
 
 # ---------------------------------------------------------------- text files
@@ -323,14 +315,13 @@ def versions_table():
     """The README's table of versions."""
     speed = measuring.relative_speed()
     before, rows = None, []
-    for name, path in VERSIONS.items():
+    for (name, path), version in zip(VERSIONS.items(), versions.VERSIONS):
         size = "" if before is None else "+{} −{}".format(*numstat(before, path))
         title = f"[{path.name}]({path.name})"
         page = f"docs/{name}.md"
-        idea, adds = IDEAS.get(name, ("", ""))
-        idea = f"[{idea}]({page})" if (ROOT / page).exists() else idea
+        idea = f"[{version.idea}]({page})" if (ROOT / page).exists() else version.idea
         one, eight = ("–" if n is None else f"{n:.3g}" for n in speed.get(name, (None, None)))
-        rows.append([title, idea, len(read(path).splitlines()), size, adds, one, eight])
+        rows.append([title, idea, len(read(path).splitlines()), size, version.adds, one, eight])
         before = path
     header = ["file", "idea, and its page", "lines", "diff", "adds", "speed, 1 prompt", "speed, 8 prompts"]
     return table(header, rows)

@@ -1,66 +1,17 @@
 """Learn by diff: each version differs from the one before it in its idea and in nothing else.
 
-STEPS says which functions a step may change. All others must be the same byte for byte, comments and blank lines
-included, and in the same order. It also bounds the size of a step, so that growth is a decision that somebody takes
-here.
+tools/versions.py says which functions a step may change, and how large it may be. All others must be the same byte for
+byte, comments and blank lines included, and in the same order.
 """
 import ast
 import re
-from typing import NamedTuple
 
 import pytest
 from tiny import NEIGHBOURS, ROOT, VERSIONS
 
+import versions
 
-class Step(NamedTuple):
-    changed: set  # functions, or parts of the file as `parts` names them, that are in both files and differ
-    new: set  # functions that are in the later file only
-    most_added: int  # lines
-    most_removed: int
-
-
-# The aim is 50 lines added and 20 removed. v3 is more: a cache, two ways to fill it, and a place for it in four
-# functions. v4 is about several ways to choose, and adds a function for each. v5 brings a command to verify what it
-# promises.
-STEPS = {
-    ("gpt2_v0", "gpt2_v1_batching"): Step(
-        changed={"docstring", "linear", "gpt2", "generate", "main"},
-        new=set(),
-        most_added=20,
-        most_removed=18,
-    ),
-    ("gpt2_v1_batching", "gpt2_v2_padding"): Step(
-        changed={"docstring", "gpt2", "generate", "main"},
-        new={"left_pad"},
-        most_added=37,
-        most_removed=14,
-    ),
-    ("gpt2_v2_padding", "gpt2_v3_kvcache"): Step(
-        changed={"docstring", "mha", "transformer_block", "gpt2", "generate"},
-        new={"init_kv_cache", "prefill", "decode_one_token"},
-        most_added=64,
-        most_removed=16,
-    ),
-    ("gpt2_v3_kvcache", "gpt2_v4_sampling"): Step(
-        changed={"docstring", "generate", "main"},
-        new={
-            "penalize_repetition", "are_best", "keep_top_k", "keep_top_p", "find_share", "draw", "sample",
-            "log_softmax", "row_generators",
-        },
-        most_added=175,
-        most_removed=16,
-    ),
-    ("gpt2_v4_sampling", "gpt2_v5_exact"): Step(
-        changed={
-            "docstring", "imports", "softmax", "linear", "attention", "mha", "transformer_block", "gpt2",
-            "init_kv_cache", "generate", "main", "end",
-        },
-        new={"in_blocks", "with_row_blocks", "differing_bits", "verify"},
-        most_added=169,
-        most_removed=33,
-    ),
-}  # fmt: skip
-
+STEPS = {(before.file, after.file): after for before, after in zip(versions.VERSIONS, versions.VERSIONS[1:])}
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 every_step = pytest.mark.parametrize(
     "before, after", [(before.name, after.name) for before, after in NEIGHBOURS], ids=lambda name: name
@@ -83,10 +34,6 @@ def parts(source):
     starts.append((source.index('if __name__ == "__main__":'), "end"))
     stops = [start for start, _ in starts[1:]] + [len(source)]
     return {name: source[start:stop] for (start, name), stop in zip(starts, stops)}
-
-
-def test_every_step_is_in_the_table():
-    assert [step for step in NEIGHBOURS if (step[0].name, step[1].name) not in STEPS] == []
 
 
 @every_version

@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401, F811 (fixtures come from model_files)
 import ast
+import inspect
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from model_files import assert_one_line, clean_environment, command, edge
-from tiny import ROOT
+from tiny import ROOT, VERSIONS
 
 import utils
 
@@ -125,6 +126,61 @@ def test_mistakes_are_one_line(edge, arguments, words):
     assert_one_line(edge(main, *arguments), *words)
 
 
+@pytest.mark.parametrize(
+    "flag, words",
+    [
+        ("--max_new_tokens", "did you mean --n_tokens_to_generate?"),
+        ("--max-length=5", "did you mean --n_tokens_to_generate?"),
+        ("--n_tokens_to_genrate", "did you mean --n_tokens_to_generate?"),
+        ("--modle", "did you mean --model?"),
+        ("-m", "did you mean --model?"),
+        ("--temp", "--temperature is a flag of gpt2_v4_sampling.py"),
+        ("--temperature", "--temperature is a flag of gpt2_v4_sampling.py"),
+        ("--temprature", "--temperature is a flag of gpt2_v4_sampling.py"),
+        ("--repeat_penalty", "--repetition_penalty is a flag of gpt2_v4_sampling.py"),
+        ("--num_return_sequences", "--n_samples is a flag of gpt2_v4_sampling.py"),
+        ("--do_sample", "--temperature is a flag of gpt2_v4_sampling.py"),
+        ("--prompts_file", "python jobs.py complete FILE --out results.jsonl"),
+        ("--out", "python jobs.py complete FILE --out results.jsonl"),
+        ("--batch_size", "python jobs.py complete FILE --out results.jsonl"),
+        ("--prompt", "a prompt has no flag before it"),
+        ("--zzz", "known: --n_tokens_to_generate, --model, --models_dir, --json"),
+    ],
+)
+def test_an_unknown_flag_names_what_is_meant(edge, flag, words):
+    assert_one_line(edge(VERSIONS[3].module.main, "x", flag, "3"), f"unknown flag {flag.partition('=')[0]};", words)
+
+
+def test_flags_of_a_version_are_meant_by_their_names_elsewhere(edge):
+    for flag, ours in (("--temp", "temperature"), ("--num_return_sequences", "n_samples"), ("-t", "temperature")):
+        assert_one_line(edge(VERSIONS[4].module.main, "x", flag, "3"), f"did you mean --{ours}?")
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_what_moved_to_jobs_says_so_in_every_version(edge, version):
+    if "prompts_file" not in inspect.signature(version.module.main).parameters:
+        for flag in ("--prompts_file", "--out", "--batch_size"):
+            assert_one_line(edge(version.module.main, flag, "3"), "python jobs.py complete FILE --out results.jsonl")
+    assert_one_line(edge(version.module.main, "score", "texts.txt"), "python jobs.py score FILE")
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_n_is_the_number_of_tokens_in_every_version(edge, version):
+    assert_one_line(edge(version.module.main, "x", "-n", "ten"), "--n_tokens_to_generate takes a whole number")
+
+
+def test_score_alone_is_a_prompt(values):
+    assert values("score", "--n", "3")[:2] == [("score",), 3] and values("--", "score", "x")[0] == ("score", "x")
+
+
+def test_a_flag_that_takes_several_texts(edge):
+    def main(*prompts, stop=(), json=False):
+        print([prompts, stop, json])
+
+    result = edge(main, "--stop", "a", "p", "--stop=b", "--json", "false", "--stop", "\\n")
+    assert ast.literal_eval(result.stdout) == [("p",), ("a", "b", "\\n"), False]
+
+
 def refuses(error):
     def main():
         raise error
@@ -143,6 +199,20 @@ def test_what_main_refuses_is_one_line(edge):
 def test_a_bug_keeps_its_traceback(edge, error):
     with pytest.raises(error):
         edge(refuses(error("a bug")))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+def test_a_broken_shape_shows_its_line(tmp_path, version):
+    """Who changes a version and breaks it sees where."""
+    for name in ("utils.py", "gpt2_io", "models"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    source = (ROOT / f"{version.name}.py").read_text(encoding="utf-8")
+    line = [line for line in source.splitlines() if "= x.reshape(" in line][-1]
+    path = tmp_path / f"{version.name}.py"
+    path.write_text(source.replace(line, line.replace("reshape(", "reshape(7, ")), encoding="utf-8")
+    result = command("Once", script=path, env={"PYTHONPATH": str(ROOT)})
+    assert result.returncode == 1 and "cannot reshape array" in result.stderr
+    assert f'{path}", line {source.splitlines().index(line) + 1}, in ' in result.stderr
 
 
 def test_help_is_made_from_the_docstring(edge):

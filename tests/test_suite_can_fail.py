@@ -89,7 +89,7 @@ def run(folder, tests, fault=None, names=()):
     for name in NAMES:
         source = with_fault(read(name), fault) if name in names else read(name)
         (folder / f"{name}.py").write_text(source, encoding="utf-8")
-    options = ["-x", "-p", "no:cacheprovider", "-o", f"pythonpath={shlex.quote(str(folder))} . tests"]
+    options = ["-x", "-p", "no:cacheprovider", "-o", f"pythonpath={shlex.quote(str(folder))} . tests tools"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins that happen to be there only cost time
     command = [sys.executable, "-m", "pytest", *options, *tests]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=300)

@@ -1,6 +1,6 @@
 """Tiny random models, and one way to call every version of the series.
 
-The suite finds the versions by their file names, and what each can do by what it defines, so that a new version takes
+The suite finds the versions in tools/versions.py, and what each can do by what it defines, so that a new version takes
 part without an edit here.
 """
 import functools
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+
+import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -96,7 +98,7 @@ def real_rows(array, prompts):
     return [row[len(row) - len(ids) :] for row, ids in zip(array, prompts)]
 
 
-VERSIONS = sorted((Version(path) for path in ROOT.glob("gpt2_v*.py")), key=lambda version: version.number)
+VERSIONS = [Version(ROOT / f"{version.file}.py") for version in versions.VERSIONS]
 V0 = VERSIONS[0]
 BATCHING = [version for version in VERSIONS if version.batches]
 PADDING = [version for version in VERSIONS if version.pads]
