@@ -431,7 +431,7 @@ def test_attention_weights_are_those_of_v0(monkeypatch):
     V0.logits(model, prompts)
     weights = attention.attention_weights(prompts, model.params, model.n_head)
     assert weights.shape == (2, 1, 3, 9, 9)
-    np.testing.assert_array_equal(weights[:, 0].reshape(6, 9, 9), np.array(seen))
+    np.testing.assert_array_equal(weights[:, 0].reshape(6, 9, 9), np.array(seen).reshape(6, 9, 9))
 
 
 def test_attention_weights_do_not_see_pads():

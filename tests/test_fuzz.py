@@ -109,13 +109,14 @@ def warn(folder):
 
 def refuse_with(words):
     def read(folder):
-        raise ValueError(words)
+        raise utils.UserError(words)
 
     return read
 
 
 PLANTED = {
     "KeyError": lambda folder: {}["x"],
+    "ValueError": lambda folder: int("x"),
     "SystemExit": lambda folder: sys.exit(2),
     "RecursionError": lambda folder: json.loads("[" * 100_000),
     "UserWarning": warn,
@@ -158,7 +159,7 @@ def test_a_reader_without_a_fault_passes_with_the_same_inputs_for_the_same_seed(
     def read(folder):
         seen.append((folder / "file").read_bytes())
         if len(seen) % 2:
-            raise ValueError(f"{folder}: no")
+            raise utils.UserError(f"{folder}: no")
 
     plant(monkeypatch, read)
     for seed in (1, 1, 2):

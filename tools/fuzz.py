@@ -5,7 +5,7 @@
 
 With atheris (pip install atheris) the inputs that reach new lines of the readers are kept and changed further; without
 it, or with --guided=False, random changes are made to valid files. What counts as a fault: any error but the two kinds
-that `utils.run` shows as one line, ValueError and OSError; a message that is empty, too long or does not name the
+that `utils.run` shows as one line, UserError and OSError; a message that is empty, too long or does not name the
 place; a warning; more than SECONDS; more memory than MEMORY allows; a file opened outside of the model's folder.
 Inputs with a fault are kept in tests/faults, one for each kind, and tests/test_fuzz.py reads them ever after.
 """
@@ -119,7 +119,7 @@ def judge(name, target, folder, data, traced=True, again=True):
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             WATCHED["folder"] = None
-    except (ValueError, OSError) as error:
+    except (utils.UserError, OSError) as error:
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         outcome, message = "refused", " ".join(message.split())  # as utils.run shows it
         if not message:

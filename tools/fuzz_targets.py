@@ -198,7 +198,7 @@ class Target(NamedTuple):
     file: str  # that gets the input
     seeds: list  # valid inputs, bytes
     change: Callable
-    read: Callable  # folder -> anything, or ValueError or OSError
+    read: Callable  # folder -> anything, or UserError or OSError
 
 
 def load(folder, file=""):
