@@ -69,8 +69,7 @@ def linear(x, w, b):
     for tiles in (slice(start, start + size) for start in range(0, n_tiles, size)):
         products = [part @ tile for part, tile in zip(parts, w[:, tiles, None])]  # of [n_tiles, n_blocks, 8, 64]
         y[:, :, tiles] = functools.reduce(np.add, products).transpose(1, 2, 0, 3)  # the parts are added in order
-    y = y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)] + b  # without the rows and columns that only fill up
-    return y.reshape(*x.shape[:-1], len(b))
+    return (y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)] + b).reshape(*x.shape[:-1], len(b))
 
 
 def in_blocks(x, fewest):
@@ -149,16 +148,14 @@ def gpt2(input_ids, wte, wpe, blocks, ln_f, head, n_head, attention_mask=None, k
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
-    # A key's slot in the cache is its position; pads get none. Blocks of slots are set to 0 when they are entered: even
-    # a weight of 0 times what happened to be in memory could be NaN.
+    # A key's slot is its position. A block of slots is set to 0 when it is entered: 0 times a leftover could be NaN.
     new = real[:, n_past:]
-    slots = *np.nonzero(new), position_ids[new]  # row, column and position of each token that is real
+    slots = *np.nonzero(new), position_ids[new]  # row, column and position of all but pads
     n_before = np.max(np.sum(kv_cache["real"], axis=1))
     kv_cache["blocks"][..., whole_blocks(n_before) : whole_blocks(np.max(position_ids) + 1), :] = 0
-    masks = []
+    masks = []  # for 64 queries each, up to the last block of keys that one of them sees
     for positions in np.split(position_ids, range(TILE, T, TILE), axis=1):
-        n_k = whole_blocks(np.max(positions) + 1)  # no query sees a later block
-        visible = np.arange(n_k) <= positions[:, None, :, None]  # [B, 64] -> [B, 1, 64, n_k]
+        visible = np.arange(whole_blocks(np.max(positions) + 1)) <= positions[:, None, :, None]  # -> [B, 1, 64, n_k]
         masks.append(np.where(visible, 0, -1e10).astype(x.dtype))
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, masks=masks, kv_cache=block_cache, slots=slots)
@@ -184,7 +181,7 @@ def left_pad(prompts, pad_id=0):
 def init_kv_cache(wte, blocks, n_head, B, T_max):
     """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
 
-    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes, with T_max in whole blocks.
+    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes, T_max in whole blocks.
     """
     utils.check_weights(wte, n_head)
     utils.check_settings(B=B, T_max=T_max)
@@ -243,13 +240,11 @@ def fewest_rows(n, m, dtype):
     """
     rng = np.random.default_rng(0)
     rows, matrix = rng.standard_normal((16, 1, n)).astype(dtype), rng.standard_normal((n, m)).astype(dtype)
-    fewest = 4
-    for w in (matrix, np.asfortranarray(matrix)):  # as tiles and as keys lie in memory
-        eight, four = (np.matmul(np.repeat(rows, size, axis=1), w) for size in (8, 4))  # [16, 1, n] -> [16, 8 or 4, m]
-        if np.any(eight != eight[:, :1]):
-            raise utils.UserError("BLAS rounds the rows of a block differently here: gpt2_v4_sampling.py is as exact")
-        fewest = 8 if np.any(four != eight[:, :4]) else fewest
-    return fewest
+    orders = matrix, np.asfortranarray(matrix)  # as tiles and as keys lie in memory
+    eight, four = (np.concatenate([np.matmul(np.repeat(rows, size, 1), w) for w in orders]) for size in (8, 4))
+    if np.any(eight != eight[:, :1]):
+        raise utils.UserError("BLAS rounds the rows of a block differently here: gpt2_v4_sampling.py is as exact")
+    return 4 if np.array_equal(four, eight[:, :4]) else 8
 
 
 def whole_blocks(n):
