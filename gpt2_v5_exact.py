@@ -207,8 +207,8 @@ def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None
 
 def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)[:, None]  # [B] -> [B, 1]
-    return gpt2(input_ids, **params, n_head=n_head, kv_cache=kv_cache)[:, -1]
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)
+    return prefill(input_ids[:, None], params, n_head, kv_cache)  # as a prompt of one token: [B] -> [B, 1]
 
 
 def tile_params(params):
@@ -335,7 +335,7 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
 
 def log_softmax(logits):
     """Logarithm of the softmax over the last axis: any shape -> same shape."""
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         x = logits - np.max(logits, axis=-1, keepdims=True)
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
