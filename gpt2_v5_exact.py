@@ -1,23 +1,19 @@
 """GPT-2 inference in plain NumPy, v5: the same bits in float32, whatever the batch.
 
     python gpt2_v5_exact.py "The fox said" --temperature 0.8 --top_p 0.9 --seed 7 --n_samples 3
-    python gpt2_v5_exact.py verify --model tales
 
-How BLAS rounds a row depends on the shape of the call and the number of threads, not on other rows. So every call here
-has one shape, or one that was seen to round alike: ROWS rows, KEYS keys, filled up with zeros. What is added up is
-added in one order. The number of threads has to stay as it was when the model was loaded.
+How BLAS rounds a row depends on the shape of the call. So every product here is made of small ones of one shape: a
+block of rows times a tile of a weight, or times a block of keys. What is added up is added in one order.
 """
+import functools
 import math
-import numbers
-import sys
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 import utils
 
-ROWS, KEYS = 8, 64  # 8 rows is the most that every slot of a call rounds alike for, on all BLAS kernels that were tried
+ROWS, TILE = 8, 64  # rows in a block; columns in a tile, and keys in a block
 
 
 def gelu(x):
@@ -44,8 +40,9 @@ def softmax(x, out=None):
     x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
-    # A running sum adds one by one, however many keys there are; a product with ones is rounded by its shape.
-    x /= np.cumsum(x, axis=-1)[..., -1:]
+    # A product with ones for each block of 64 keys, then the blocks in order: what is masked adds zeros at the end.
+    blocks = x.reshape(*x.shape[:-1], -1, 1, TILE) @ np.ones((TILE, 1), x.dtype)  # [..., n_k] -> [..., n_k/64, 1, 1]
+    x /= np.cumsum(blocks[..., 0, 0], axis=-1)[..., -1:]
     return x
 
 
@@ -57,111 +54,115 @@ def layer_norm(x, g, b, eps=1e-5):
     return x * g + b
 
 
-def linear(x, w, b=0, row_blocks=(ROWS,)):
-    """x [B, T, n_in], w [n_in, n_out], b [n_out] -> [B, T, n_out], in calls of as many rows as row_blocks allows."""
-    rows = x.reshape(-1, x.shape[-1])  # [B, T, n_in] -> [B*T, n_in]
-    y = np.empty((len(rows), w.shape[-1]), x.dtype)
-    start = 0
-    while start < len(rows):
-        n_rows = next((n for n in row_blocks if n <= len(rows) - start), ROWS)
-        block = in_blocks(rows[start : start + n_rows], n_rows)[0]
-        y[start : start + n_rows] = (block @ w)[: len(rows) - start]
-        start += n_rows
-    y += b
-    return y.reshape(*x.shape[:-1], w.shape[-1])
+def linear(x, w, b):
+    """x [..., n_in], w in tiles [n_parts, n_tiles, n_in/n_parts, 64], b [n_out] -> [..., n_out].
+
+    Each call of BLAS multiplies one block of rows by one tile. All calls have one shape, so the bits of a result depend
+    on its row and its tile alone: not on other rows, nor on how many there are. They are too small for BLAS to start
+    threads, and too small for it to copy the tile into an order of its own first, which takes longer than the product.
+    """
+    n_parts, n_tiles, n, _ = w.shape
+    rows = x.reshape(-1, n_parts * n)  # [..., n_in] -> [n_rows, n_in]
+    parts = np.split(in_blocks(rows, fewest_rows(n, TILE, x.dtype)), n_parts, axis=-1)  # of [n_blocks, 8, n_in/n_parts]
+    y = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype)
+    size = max(8, 2048 // max(len(rows), 1))  # so many tiles that what they give is still in the cache when it is moved
+    for tiles in (slice(start, start + size) for start in range(0, n_tiles, size)):
+        products = [part @ tile for part, tile in zip(parts, w[:, tiles, None])]  # of [n_tiles, n_blocks, 8, 64]
+        y[:, :, tiles] = functools.reduce(np.add, products).transpose(1, 2, 0, 3)  # the parts are added in order
+    return (y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)] + b).reshape(*x.shape[:-1], len(b))
 
 
-def in_blocks(x, size=ROWS):
-    """[..., T, n] -> [..., T/size rounded up, size, n], the last block filled up with zeros."""
+def in_blocks(x, fewest):
+    """[..., T, n] -> [..., T/8 rounded up, 8, n], filled up with zeros; or one block of `fewest` if T is no more."""
     *batch, T, n = x.shape
-    if T % size:
-        x = np.concatenate([x, np.zeros((*batch, -T % size, n), x.dtype)], axis=-2)
-    return x.reshape(*batch, -1, size, n)
+    rows = fewest if T <= fewest else ROWS
+    if T % rows:
+        x = np.concatenate([x, np.zeros((*batch, -T % rows, n), x.dtype)], axis=-2)
+    return x.reshape(*batch, -1, rows, n)
 
 
 def ffn(x, c_fc, c_proj):
     """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
-    x = gelu(linear(x, **c_fc))  # [B, T, n_embd] -> [B, T, 4*n_embd]
-    return linear(x, **c_proj)  # [B, T, 4*n_embd] -> [B, T, n_embd]
+    x = gelu(linear(x, **c_fc))  # [..., n_embd] -> [..., 4*n_embd]
+    return linear(x, **c_proj)  # [..., 4*n_embd] -> [..., n_embd]
 
 
-def attention(q, k, v, mask):
+def attention(q, k, v, masks):
     """Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1).
 
-    q [B, n_head, n_q, d_head], k and v [B, n_head, n_k, d_head], mask [B, 1, n_q, n_k] with 0 to see a key and -1e10 to
-    hide it -> [B, n_head, n_q, d_head].
+    q [..., n_q, d_head], k and v [..., n_slots, d_head], a mask [..., n_q, n_k] for each 64 queries with 0 to see a key
+    and -1e10 to hide it -> [..., n_q, d_head]. Blocks of queries are multiplied by blocks of 64 keys.
     """
-    B, n_head, n_q, d_head = q.shape
-    # NumPy multiplies np.longdouble itself, adding in order: there one block of all keys is exact.
-    keys = k.shape[-2] if q.dtype == np.longdouble else KEYS
-    q = in_blocks(q / math.sqrt(d_head))  # [B, n_head, n_q, d_head] -> [B, n_head, n_q/8, 8, d_head]
-    blocks = [slice(start, start + keys) for start in range(0, k.shape[-2], keys)]
-    scores = np.concatenate([q @ k[:, :, None, block].swapaxes(-1, -2) for block in blocks], axis=-1)
-    scores = scores.reshape(B, n_head, -1, k.shape[-2])[:, :, :n_q]  # [..., n_q/8, 8, n_k] -> [B, n_head, n_q, n_k]
-    scores += mask
-    weights = in_blocks(softmax(scores, out=scores))  # [B, n_head, n_q, n_k] -> [B, n_head, n_q/8, 8, n_k]
-    x = 0
-    for block in blocks:  # in order; the weights of keys that are hidden are 0 and change nothing
-        x = x + weights[..., block] @ v[:, :, None, block]
-    return x.reshape(B, n_head, -1, d_head)[:, :, :n_q]  # [..., n_q/8, 8, d_head] -> [B, n_head, n_q, d_head]
+    *batch, n_q, d_head = q.shape
+    fewest = max(fewest_rows(d_head, TILE, q.dtype), fewest_rows(TILE, d_head, q.dtype))
+    outputs = []
+    for queries, mask in zip(np.split(q / math.sqrt(d_head), range(TILE, n_q, TILE), axis=-2), masks):
+        n_q, n_k = mask.shape[-2:]
+        queries = in_blocks(queries, fewest)[..., None, :, :]  # [..., n_q, d_head] -> [..., n_q/8, 1, 8, d_head]
+        keys, values = (x[..., :n_k, :].reshape(*batch, 1, n_k // TILE, TILE, d_head) for x in (k, v))
+        scores = np.empty((*queries.shape[:-3], queries.shape[-2], n_k // TILE, TILE), q.dtype)
+        blocks = scores.swapaxes(-2, -3)  # the same memory as [..., n_q/8, n_k/64, 8, 64]
+        np.matmul(queries, keys.swapaxes(-1, -2), out=blocks)
+        scores = scores.reshape(*batch, -1, n_k)[..., :n_q, :]  # the same memory as [..., n_q, n_k]
+        scores += mask
+        softmax(scores, out=scores)
+        x = np.sum(blocks @ values, axis=-3)  # in order: [..., n_q/8, n_k/64, 8, d_head] -> [..., n_q/8, 8, d_head]
+        outputs.append(x.reshape(*batch, -1, d_head)[..., :n_q, :])
+    return np.concatenate(outputs, axis=-2)
 
 
-def mha(x, c_attn, c_proj, n_head, mask, kv_cache, slots):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x -> same shape."""
-    B, T, n_embd = x.shape
-    x = linear(x, **c_attn)  # [B, T, n_embd] -> [B, T, 3*n_embd]
-    x = x.reshape(B, T, 3, n_head, n_embd // n_head)  # [B, T, 3*n_embd] -> [B, T, 3, n_head, d_head]
-    q, k, v = x.transpose(2, 0, 3, 1, 4)  # [B, T, 3, n_head, d_head] -> 3 of [B, n_head, T, d_head]
-    # A key's slot in the cache is its position, in whatever column its token came.
-    for cache, new in zip(kv_cache, (k, v)):
-        cache[np.arange(B)[:, None], :, slots] = new.swapaxes(1, 2)  # [B, T, n_head, d_head]
-    k, v = kv_cache[:, :, :, : mask.shape[-1]]  # [2, B, n_head, n_slots, d_head] -> 2 views of [B, n_head, n_k, d_head]
-    x = attention(q, k, v, mask)
-    x = x.swapaxes(1, 2).reshape(B, T, n_embd)  # [B, n_head, T, d_head] -> [B, T, n_embd]
+def mha(x, c_attn, c_proj, n_head, masks, kv_cache, slots):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2.2): x [..., T, n_embd] -> same shape."""
+    shape = x.shape
+    x = linear(x, **c_attn)  # [..., T, n_embd] -> [..., T, 3*n_embd]
+    x = x.reshape(*shape[:-1], 3 * n_head, -1).swapaxes(-2, -3)  # [..., T, 3*n_embd] -> [..., 3*n_head, T, d_head]
+    q, k, v = np.split(x, 3, axis=-3)  # [..., 3*n_head, T, d_head] -> 3 of [..., n_head, T, d_head]
+    rows, columns, positions = slots
+    kv_cache[:, rows, :, positions] = np.stack((k, v))[:, rows, :, columns]  # [n_real, 2, n_head, d_head]
+    x = attention(q, *kv_cache, masks)
+    x = x.swapaxes(-2, -3).reshape(shape)  # [..., n_head, T, d_head] -> [..., T, n_embd]
     return linear(x, **c_proj)
 
 
-def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, mask, kv_cache, slots):
+def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, masks, kv_cache, slots):
     """One pre-norm block (Radford et al. 2019, section 2.3): x -> same shape."""
-    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, mask=mask, kv_cache=kv_cache, slots=slots)
+    x = x + mha(layer_norm(x, **ln_1), **attn, n_head=n_head, masks=masks, kv_cache=kv_cache, slots=slots)
     return x + ffn(layer_norm(x, **ln_2), **mlp)
 
 
-def gpt2(
-    input_ids, wte, wpe, blocks, ln_f, n_head, attention_mask=None, kv_cache=None, n_logits=None, row_blocks=(ROWS,)
-):
+def gpt2(input_ids, wte, wpe, blocks, ln_f, head, n_head, attention_mask=None, kv_cache=None, n_logits=None):
     """GPT-2 (Radford et al. 2019): input_ids [B, T] -> logits [B, T, n_vocab], scores of the token after each.
 
-    With a kv_cache the T tokens follow the n_past that it holds, and their keys and values are added to it. n_logits
-    limits the logits to the last positions. attention_mask [B, n_past + T or more] is 1 for real tokens and 0 for pads;
-    without it all are real. Logits of pads mean nothing. row_blocks is for the product that makes the logits.
+    attention_mask [B, T] is 1 for real tokens and 0 for pads; without it all are real. Logits of pads mean nothing.
+    With a kv_cache the T tokens follow those that it holds, and are added to it. n_logits: of how many last positions.
     """
-    input_ids = np.asarray(input_ids)
-    check_ids(input_ids, n_vocab=len(wte))
-    B, T = input_ids.shape
+    input_ids = utils.check_inputs(input_ids, wte, n_head, n_axes=2)
+    T = input_ids.shape[-1]
+    real = utils.check_mask(attention_mask, input_ids.shape)
     if kv_cache is None:
-        kv_cache = init_kv_cache(wte, blocks, n_head, B, T)
-    n_past, n_rows, T_max = kv_cache["length"], kv_cache["blocks"].shape[2], kv_cache["blocks"].shape[-2] - 1
-    if n_rows != B or n_past + T > T_max:
-        raise ValueError(f"kv_cache holds {n_past} of {T_max} tokens in {n_rows} rows: no room for {T} more in {B}")
-    if attention_mask is None:
-        attention_mask = np.ones((B, n_past + T), dtype=int)
-    real = np.asarray(attention_mask, dtype=bool)[:, : n_past + T]
-    if real.shape != (B, n_past + T):
-        raise ValueError(f"attention_mask must be {[B, n_past + T]} or wider, not {list(np.shape(attention_mask))}")
+        kv_cache = init_kv_cache(wte, blocks, n_head, *input_ids.shape)
+    utils.check_settings(n_logits=n_logits)
+    utils.check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head)
+    n_past = kv_cache["length"]
+    real = np.append(kv_cache["real"], real, axis=1)  # [B, T] -> [B, n_past+T]
     # Positions count real tokens. A pad has none: without the clip its -1 would silently be the last row of wpe.
     position_ids = np.clip(np.cumsum(real, axis=1) - 1, 0, None)[:, n_past:]  # [B, n_past+T] -> [B, T]
     x = wte[input_ids] + wpe[position_ids]  # [B, T] -> [B, T, n_embd]
-    slots = np.where(real[:, n_past:], position_ids, -1)  # [B, T]; pads go to the last slot, which no query looks at
-    n_k = KEYS * (1 + np.max(position_ids) // KEYS)  # more keys than a row has are hidden from it and change nothing
-    visible = np.arange(n_k) <= position_ids[:, None, :, None]  # -> [B, 1, T, n_k]
-    mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, n_k]
+    # A key's slot is its position. A block of slots is set to 0 when it is entered: 0 times a leftover could be NaN.
+    new = real[:, n_past:]
+    slots = *np.nonzero(new), position_ids[new]  # row, column and position of all but pads
+    n_before = np.max(np.sum(kv_cache["real"], axis=1))
+    kv_cache["blocks"][..., whole_blocks(n_before) : whole_blocks(np.max(position_ids) + 1), :] = 0
+    masks = []  # for 64 queries each, up to the last block of keys that one of them sees
+    for positions in np.split(position_ids, range(TILE, T, TILE), axis=1):
+        visible = np.arange(whole_blocks(np.max(positions) + 1)) <= positions[:, None, :, None]  # -> [B, 1, 64, n_k]
+        masks.append(np.where(visible, 0, -1e10).astype(x.dtype))
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
-        x = transformer_block(x, **block, n_head=n_head, mask=mask, kv_cache=block_cache, slots=slots)
-    kv_cache["length"] += T
-    if n_logits is not None:
-        x = x[:, max(T - n_logits, 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
-    return linear(layer_norm(x, **ln_f), wte.T, row_blocks=row_blocks)  # [B, T, n_embd] -> [B, T, n_vocab]
+        x = transformer_block(x, **block, n_head=n_head, masks=masks, kv_cache=block_cache, slots=slots)
+    x = x if n_logits is None else x[:, max(T - int(n_logits), 0) :]  # [B, T, n_embd] -> [B, n_logits, n_embd]
+    logits = linear(layer_norm(x, **ln_f), **head)  # [..., T, n_embd] -> [..., T, n_vocab]
+    kv_cache.update(length=n_past + T, real=real)  # last, so that a call that was broken off can be made again
+    return logits
 
 
 def left_pad(prompts, pad_id=0):
@@ -169,94 +170,86 @@ def left_pad(prompts, pad_id=0):
 
     Pads stand on the left, so that the last column is a real token in every row, the one to continue from.
     """
-    prompts = list(prompts)
-    check_lengths([len(ids) for ids in prompts], 0, n_ctx=math.inf)
+    prompts = utils.check_prompts(prompts)
+    utils.check_settings(pad_id=pad_id)
     T = max(len(ids) for ids in prompts)
-    input_ids = np.array([[pad_id] * (T - len(ids)) + list(ids) for ids in prompts])
+    input_ids = np.array([[pad_id] * (T - len(ids)) + ids for ids in prompts])
     attention_mask = np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
     return input_ids, attention_mask
 
 
-def check_ids(input_ids, n_vocab):
-    """Raise ValueError unless all are ids of tokens, 0 to n_vocab - 1. NumPy would count negative ones from the end."""
-    if input_ids.dtype.kind not in "iu" or np.any(input_ids < 0) or np.any(input_ids >= n_vocab):
-        raise ValueError(f"input_ids must be whole numbers from 0 to {n_vocab - 1}, the ids of the model's tokens")
-
-
-def check_lengths(lengths, n_tokens_to_generate, n_ctx):
-    """Raise ValueError unless every prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
-    if n_tokens_to_generate < 0:
-        raise ValueError(f"n_tokens_to_generate must be 0 or more, not {n_tokens_to_generate}")
-    if len(lengths) == 0:
-        raise ValueError("there is no prompt")
-    for i, length in enumerate(lengths):
-        if length == 0:
-            raise ValueError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
-        if length + n_tokens_to_generate > n_ctx:
-            raise ValueError(
-                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
-                f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
-            )
-
-
 def init_kv_cache(wte, blocks, n_head, B, T_max):
-    """An empty cache of keys and values for B rows of up to T_max tokens each. It belongs to the caller.
+    """An empty cache of keys and values for B rows of up to T_max tokens each, pads included. It belongs to the caller.
 
-    All its memory is taken here: 2 * n_layer * B * n_head * n_slots * d_head * itemsize bytes, where n_slots is T_max
-    rounded up to whole blocks of KEYS, and one more for pads. All are 0 at first: 0 times a leftover could be NaN.
+    All its memory is taken here: 2 * n_layer * B * n_head * T_max * d_head * itemsize bytes, T_max in whole blocks.
     """
-    n_slots = KEYS * math.ceil(T_max / KEYS) + 1
-    return {"length": 0, "blocks": np.zeros((len(blocks), 2, B, n_head, n_slots, wte.shape[1] // n_head), wte.dtype)}
+    utils.check_weights(wte, n_head)
+    utils.check_settings(B=B, T_max=T_max)
+    shape = len(blocks), 2, B, n_head, whole_blocks(T_max), wte.shape[1] // n_head
+    return {"length": 0, "real": np.ones((B, 0), dtype=bool), "blocks": np.empty(shape, wte.dtype)}
 
 
 def prefill(input_ids, params, n_head, kv_cache, attention_mask=None, chunk=None):
     """Put the prompts into the cache: input_ids [B, T] -> logits [B, n_vocab] of the last position."""
+    utils.check_settings(chunk=chunk)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_kv_cache(kv_cache, real, params["wte"], params["wpe"], params["blocks"], n_head)
     chunk = chunk or max(32, 256 // B)  # small arrays are fast, and the keys of later chunks need no scores
-    for start in range(0, T, chunk):
-        cached = {"attention_mask": attention_mask, "kv_cache": kv_cache, "n_logits": int(start + chunk >= T)}
-        logits = gpt2(input_ids[:, start : start + chunk], **params, n_head=n_head, **cached)
+    cache = dict(kv_cache)  # of the same arrays, so the caller's has its new length only after the last chunk
+    for i in range(0, T, chunk):
+        ids, mask = input_ids[:, i : i + chunk], real[:, i : i + chunk]
+        logits = gpt2(ids, **params, n_head=n_head, attention_mask=mask, kv_cache=cache, n_logits=int(i + chunk >= T))
+    kv_cache.update(cache)
     return logits[:, -1]
 
 
-def decode_one_token(input_ids, params, n_head, kv_cache, attention_mask=None):
+def decode_one_token(input_ids, params, n_head, kv_cache):
     """Put one more token per row into the cache: input_ids [B] -> logits [B, n_vocab]."""
-    return gpt2(input_ids[:, None], **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)[:, -1]
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=1)
+    return prefill(input_ids[:, None], params, n_head, kv_cache)  # as a prompt of one token: [B] -> [B, 1]
 
 
-def with_row_blocks(params, n_head, sizes=(512, 256, 128, 64, 32, 16)):
-    """params -> params that let `linear` take more rows at a time, where this machine's BLAS rounds them as it does 8.
+def tile_params(params):
+    """params -> the same with each weight [n_in, n_out] in tiles [n_parts, n_tiles, n_in/n_parts, 64], and the head.
 
-    Each shape of the model is tried with each size, slot by slot and bit by bit. Raises ValueError where not even the
-    slots of a block of 8 rows are rounded alike, because nothing here would be exact.
+    The head makes logits, 64 tokens a tile. What a last tile lacks is 0. n_parts is the smallest number of equal parts
+    of at most 1953 rows: then 8 rows times a tile are below 10^6 multiplications, from which on OpenBLAS would copy.
     """
-    rng, tried = np.random.default_rng(0), {}
 
-    def alike(w, sizes):
-        key = w.shape, w.strides
-        if key not in tried:
-            x = rng.standard_normal((max(sizes, default=ROWS), len(w))).astype(w.dtype)
-            expected = np.concatenate([block @ w for block in in_blocks(x)])
-            turned = [np.roll(np.roll(x[:ROWS], slot, axis=0) @ w, -slot, axis=0) for slot in range(ROWS)]
-            if not all(np.array_equal(y, expected[:ROWS]) for y in turned):
-                raise ValueError("BLAS rounds the rows of a block differently here, so gpt2_v4_sampling.py is as exact")
-            products = {n: np.concatenate([block @ w for block in in_blocks(x, n)]) for n in sizes}
-            tried[key] = (*(n for n in sizes if np.array_equal(products[n], expected)), ROWS)
-        return tried[key]
+    def tile(w):
+        n_in, n_out = w.shape
+        n_parts = next(n for n in range(1, n_in + 1) if n_in % n == 0 and n_in // n <= 1953)
+        fewest_rows(n_in // n_parts, TILE, w.dtype)  # find out now
+        w = np.pad(w, ((0, 0), (0, -n_out % TILE)))
+        return np.ascontiguousarray(w.reshape(n_parts, n_in // n_parts, -1, TILE).swapaxes(1, 2))
 
-    d_head = params["wte"].shape[1] // n_head
-    keys = rng.standard_normal((KEYS, d_head)).astype(params["wte"].dtype)
-    alike(keys.T, sizes=()), alike(keys, sizes=())  # the two products of attention are made with ROWS alone
-    blocks = [
-        {
-            **block,
-            "attn": {name: {**p, "row_blocks": alike(p["w"], sizes)} for name, p in block["attn"].items()},
-            "mlp": {name: {**p, "row_blocks": alike(p["w"], sizes)} for name, p in block["mlp"].items()},
-        }
-        for block in params["blocks"]
-    ]
-    few = [n for n in sizes if n <= 64]  # logits are wanted of one position of each prompt
-    return {**params, "blocks": blocks, "row_blocks": alike(params["wte"].T, few)}
+    def tiled(tree):
+        return {k: tiled(x) if isinstance(x, dict) else tile(x) if k == "w" else x for k, x in tree.items()}
+
+    head = {"w": tile(params["wte"].T), "b": np.zeros(len(params["wte"]), params["wte"].dtype)}
+    return {**params, "head": head, "blocks": [tiled(block) for block in params["blocks"]]}
+
+
+@functools.cache
+def fewest_rows(n, m, dtype):
+    """4 if BLAS rounds a row times [n, m] alike in each slot of a block of 4, which is faster, and of 8; or else 8.
+
+    Raises UserError where not even the slots of a block of 8 are alike, because nothing here would be exact.
+    """
+    rng = np.random.default_rng(0)
+    rows, matrix = rng.standard_normal((16, 1, n)).astype(dtype), rng.standard_normal((n, m)).astype(dtype)
+    orders = matrix, np.asfortranarray(matrix)  # as tiles and as keys lie in memory
+    eight, four = (np.concatenate([np.matmul(np.repeat(rows, size, 1), w) for w in orders]) for size in (8, 4))
+    if np.any(eight != eight[:, :1]):
+        raise utils.UserError("BLAS rounds the rows of a block differently here: gpt2_v4_sampling.py is as exact")
+    return 4 if np.array_equal(four, eight[:, :4]) else 8
+
+
+def whole_blocks(n):
+    """n rounded up to whole blocks of 64."""
+    return TILE * math.ceil(n / TILE)
 
 
 def penalize_repetition(logits, seen, penalty):
@@ -264,44 +257,46 @@ def penalize_repetition(logits, seen, penalty):
 
     seen: B lists of ids, of which each counts once. A logit above 0 is divided by the penalty, one below multiplied.
     """
-    if penalty == 1:
-        return logits
     logits = np.copy(logits)
     for row, ids in zip(logits, seen):
-        ids = np.array(ids, dtype=int)  # indexing would make one out of the list each time
+        ids = np.array(ids, dtype=int)
         row[ids] = np.where(row[ids] < 0, row[ids] * penalty, row[ids] / penalty)
     return logits
 
 
-def apply_temperature(logits, temperature):
-    """Sharpen (below 1) or flatten (above 1) the distribution (Ackley et al. 1985): logits [B, n_vocab] -> the same."""
-    with np.errstate(over="ignore"):  # far below the best, -inf is what is meant
-        return (logits - np.max(logits, axis=-1, keepdims=True)) / max(float(temperature), 1e-30)
+def are_best(x, n, lowest):
+    """Which of x [n_vocab] are the n highest, the lowest of which is given -> booleans; ties go by lower id."""
+    best = x >= lowest
+    surplus = np.count_nonzero(best) - n
+    if surplus > 0:
+        best[np.flatnonzero(x == lowest)[-surplus:]] = False
+    return best
 
 
 def keep_top_k(logits, top_k):
-    """Rule out all but the top_k best tokens (Fan et al. 2018, section 5.1): logits [B, n_vocab] -> the same.
-
-    Ties go by lower id. What is ruled out gets -inf. top_k 0, or more than there are tokens, rules out none.
-    """
-    n_vocab = logits.shape[-1]
-    if not 0 < top_k < n_vocab:
+    """Rule out, with -inf, all but the top_k best (Fan et al. 2018, section 5.1): logits [n_vocab] -> the same."""
+    if not 0 < top_k < len(logits):  # 0 is off
         return logits
-    kept = np.full_like(logits, -np.inf)
-    # Sorting all tokens would take longer than the model. At least top_k of them reach the top_k-th best of the maxima
-    # of small blocks, and not many more: only those are sorted.
-    block_starts = np.arange(0, n_vocab, max(1, n_vocab // (4 * top_k)))
-    for row, kept_row in zip(logits, kept):
-        bound = np.sort(np.maximum.reduceat(row, block_starts))[-top_k]
-        ids = np.flatnonzero(row >= bound)
-        ids = ids[np.argsort(-row[ids], kind="stable")][:top_k]
-        kept_row[ids] = row[ids]
-    return kept
+    return np.where(are_best(logits, top_k, lowest=np.partition(logits, -top_k)[-top_k]), logits, -np.inf)
+
+
+def keep_top_p(weights, top_p):
+    """Set to 0 all but the nucleus (Holtzman et al. 2020, section 3.1): weights [n_vocab] -> the same; 1 is off.
+
+    The nucleus is the fewest heaviest that add up to a share of top_p or more. The one that crosses top_p belongs to
+    it, as in Hugging Face's library (OpenAI's sample.py leaves it out).
+    """
+    if top_p == 1:
+        return weights
+    ordered = np.sort(weights)[::-1]  # the heaviest first
+    last = find_share(ordered, max(top_p - 1e-6, 1e-9))  # a float32 sum may miss top_p by its rounding
+    return weights * are_best(weights, last + 1, lowest=ordered[last])
 
 
 def find_share(weights, share):
-    """The token at which the running sum of weights [n_vocab] crosses a share, above 0 up to 1, of the whole -> id."""
-    block = 256  # sums of blocks first, then one by one within a block: a running sum over all would be slow
+    """Where the running sum of weights [n] reaches a share, above 0 up to 1, of the whole -> index."""
+    # A running sum over all weights would be the slowest call here: so one over sums of blocks, then one in a block.
+    block = 256
     sums = np.cumsum(np.add.reduceat(weights, np.arange(0, len(weights), block)))
     target = share * sums[-1]
     b = int(np.searchsorted(sums, target))
@@ -310,203 +305,116 @@ def find_share(weights, share):
     return b * block + int(np.searchsorted(sums, min(target, sums[-1])))
 
 
-def ahead_of(weights, i):
-    """weights [n_vocab] -> the same for tokens that rank ahead of i, heavier or as heavy with a lower id; else 0."""
-    ahead = weights > weights[i]
-    ahead[:i] |= weights[:i] == weights[i]
-    return weights * ahead
+def draw(logits, generator, temperature, top_k, top_p, min_p):
+    """Draw a token from softmax(logits / temperature), or from what top_k, top_p and min_p leave: [n_vocab] -> id.
 
-
-def draw(logits, generators, top_p=1.0, min_p=0.0):
-    """Draw a token per row from the nucleus (top-p) of softmax(logits), one generator per row: [B, n_vocab] -> ids [B].
-
-    The nucleus (Holtzman et al. 2020, section 3.1) is the fewest best tokens that add up to a probability of top_p or
-    more: the one that crosses top_p belongs, as in Hugging Face's library (OpenAI's sample.py leaves it out), and the
-    best one always does. min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
+    min_p (Nguyen et al. 2024, section 3) rules out tokens less likely than min_p times the best.
     """
-    ids = []
-    for row, generator in zip(logits, generators, strict=True):
-        with np.errstate(under="ignore"):
-            weights = np.exp(row - np.max(row))  # the best has weight 1
-        if top_p < 1:  # a sum may miss top_p by its rounding; and none ahead, as of the best, is never enough
-            enough = max(top_p - 1e-6, 1e-9) * np.sum(weights)
-        if min_p > 0:
-            weights *= weights >= min_p
-        i = find_share(weights, 1 - generator.random())
-        # No sorting: if the tokens ahead of i are enough, then neither it nor any behind it is in the nucleus. To draw
-        # again among those ahead leaves the odds within the nucleus as they are.
-        while top_p < 1 and np.sum(ahead := ahead_of(weights, i)) >= enough:
-            weights = ahead
-            i = find_share(weights, 1 - generator.random())
-        ids.append(i)
-    return np.array(ids)
+    logits = keep_top_k(logits, int(top_k))
+    with np.errstate(over="ignore", under="ignore"):  # far behind the best, a weight of 0 is what is meant
+        weights = np.exp((logits - np.max(logits)) / max(float(temperature), 1e-30))  # the best has weight 1
+    weights = keep_top_p(weights, top_p)
+    weights *= weights >= min_p
+    # The inverse of the cumulative distribution: an even number from 0 to 1 falls on a token as often as it weighs.
+    return find_share(weights, 1 - generator.random())
 
 
 def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0):
-    """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 chooses the best one, ties by lower id.
+    """Choose a token per row: logits [B, n_vocab] -> ids [B]. Temperature 0 takes the best one, ties by lower id.
 
-    generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises ValueError for
-    a setting that makes no sense, and for logits with NaN or +inf or nothing but -inf.
+    generators: a np.random.Generator per row, so that a row draws the same numbers in any batch. Raises UserError for
+    a setting that makes no sense, and where a row's best logit is NaN or infinite.
     """
-    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    best = np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
-    check_logits(np.take_along_axis(logits, best[:, None], axis=-1))  # argmax finds NaN too
+    utils.check_settings(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    utils.check_logits(logits)
     if temperature == 0:
-        return best
-    ids = []
-    for row, generator in zip(logits, generators, strict=True):  # one at a time: it fits the processor's caches
-        row = keep_top_k(row[None], top_k)  # [n_vocab] -> [1, n_vocab]
-        kept = np.flatnonzero(row > -np.inf) if top_k > 0 else slice(None)  # the rest is nothing but work
-        i = draw(apply_temperature(row[:, kept], temperature), [generator], top_p, min_p)  # [1, n_kept] -> [1]
-        ids.extend(i if top_k == 0 else kept[i])
-    return np.array(ids)
-
-
-def check_logits(best):
-    """Raise ValueError where the best logits of rows, any shape, show that a row is of no use."""
-    if not np.all(np.isfinite(best)):
-        raise ValueError("the logits hold NaN or infinity: the weights are damaged, or do not fit the model")
-
-
-def check_sampling(**settings):
-    """Raise ValueError, by name, for a setting that makes no sense."""
-    limits = {
-        "temperature": (numbers.Real, 0, 1e30), "top_k": (numbers.Integral, 0, math.inf),
-        "top_p": (numbers.Real, 0, 1), "min_p": (numbers.Real, 0, 1),
-        "repetition_penalty": (numbers.Real, 1e-30, 1e30), "n_samples": (numbers.Integral, 1, math.inf),
-        "seed": (numbers.Integral, 0, math.inf), "batch_size": (numbers.Integral, 1, math.inf),
-        "chunk": (numbers.Integral, 1, math.inf),
-    }  # fmt: skip
-    for name, value in settings.items():
-        kind, low, high = limits[name]
-        if not isinstance(value, kind) or not low <= value <= high:
-            what = "a whole number" if kind is numbers.Integral else "a number"
-            limit = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-            raise ValueError(f"{name} must be {what}, {limit}, not {value!r}")
+        return np.argmax(logits, axis=-1)  # [B, n_vocab] -> [B]
+    rows = zip(logits, generators, strict=True)
+    return np.array([draw(row, generator, temperature, top_k, top_p, min_p) for row, generator in rows])
 
 
 def log_softmax(logits):
-    """Logarithm of the softmax over the last axis: any shape -> same shape. Raises ValueError as `sample` does."""
-    best = np.max(logits, axis=-1, keepdims=True)
-    check_logits(best)
+    """Logarithm of the softmax over the last axis: any shape -> same shape."""
     with np.errstate(over="ignore", under="ignore"):
-        x = logits - best
+        x = logits - np.max(logits, axis=-1, keepdims=True)
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
 
-def score(prompts, params, n_head, batch_size=16, chunk=32):
-    """How likely the model finds texts: lists of ids -> for each {"logprobs", "logprob", "perplexity"}.
+def row_generators(seed, B, n_samples):
+    """A generator of random numbers for each row of the result; sample s of prompt b has the stream (seed, b, s).
 
-    logprobs: the natural logarithm of the probability of each id but the first, which is only looked back on (put
-    <|endoftext|> there to have a text scored from its first word); logprob: their sum; perplexity: exp of minus their
-    mean. Raises ValueError for a text of less than two ids or longer than n_ctx, and for logits that are not finite.
+    seed: a whole number, None for a fresh one, or a list with a seed or a stream for each row.
     """
-    check_sampling(batch_size=batch_size, chunk=chunk)
-    if len(prompts) == 0:
-        return []
-    check_lengths([len(ids) for ids in prompts], 0, n_ctx=len(params["wpe"]))
-    if any(len(ids) < 2 for ids in prompts):
-        raise ValueError("a text needs two tokens or more to be scored; <|endoftext|> can stand in front")
-    scores = []
-    for first in range(0, len(prompts), batch_size):
-        batch = prompts[first : first + batch_size]
-        input_ids, attention_mask = left_pad(batch)
-        check_ids(input_ids, n_vocab=len(params["wte"]))
-        B, T = input_ids.shape
-        kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T)
-        chunks = []
-        for start in range(0, T - 1, chunk):  # a chunk at a time: logits for all positions would be large
-            stop = min(start + chunk, T - 1)
-            ids, next_ids = input_ids[:, start:stop], input_ids[:, start + 1 : stop + 1]
-            logits = gpt2(ids, **params, n_head=n_head, attention_mask=attention_mask, kv_cache=kv_cache)
-            chunks.append(np.take_along_axis(log_softmax(logits), next_ids[..., None], axis=-1)[..., 0])
-        for ids, row in zip(batch, np.concatenate(chunks, axis=1)):  # [B, T-1]
-            logprobs = row[T - len(ids) :].tolist()  # without those of pads
-            with np.errstate(over="ignore"):
-                perplexity = np.exp(-sum(logprobs) / len(logprobs)).item()
-            scores.append({"logprobs": logprobs, "logprob": sum(logprobs), "perplexity": perplexity})
-    return scores
+    if not hasattr(seed, "__len__"):
+        seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
+    if len(seed) != B * n_samples:
+        raise utils.UserError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
+    rows = [row if hasattr(row, "__len__") else (row,) for row in seed]
+    return [np.random.default_rng(np.random.SeedSequence(first, spawn_key=stream)) for first, *stream in rows]
 
 
 def generate(
     input_ids, params, n_head, n_tokens_to_generate, attention_mask=None, temperature=0.0, top_k=0, top_p=1.0,
     min_p=0.0, repetition_penalty=1.0, seed=None, n_samples=1, stop_ids=(), on_token=None, logprobs=False,
+    progress=True,
 ):
     """Sampling, or greedy decoding at temperature 0: input_ids [B, T] -> at most n_tokens_to_generate new ids a row.
 
-    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises ValueError before any compute where a
+    attention_mask [B, T] as from left_pad; without it all tokens are real. Raises UserError before any compute where a
     prompt and the new tokens do not fit into n_ctx, or where the last column is not real.
 
     The result is n_samples lists of int for each prompt, one prompt's after the other's. A list ends before the first
-    id that is in stop_ids, or with an id for which on_token(row, its new ids so far) returned a true value. With
-    logprobs the result is a pair: the ids, and for each of them the log-probability that the model itself gave it.
-
-    seed: an int, from which sample s of prompt b takes the row seed (seed, b, s), or a list with a row seed for each
-    list of the result; None is a fresh one. What a row chooses depends on its prompt and its row seed, to the bit, and
-    never on the batch.
+    id that is in stop_ids, or with an id for which on_token(row, id, logprob) returned a true value; logprob is the
+    logarithm of the probability that the model itself gave the id, or None without logprobs.
+    progress: whether a terminal shows a bar. seed: see row_generators. What a row chooses depends on its prompt and its
+    seed, never on the batch: exactly so, whatever the type of the weights.
     """
-    check_sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    check_sampling(repetition_penalty=repetition_penalty, n_samples=n_samples)
-    input_ids = np.asarray(input_ids)
-    if attention_mask is None:
-        attention_mask = np.ones(input_ids.shape, dtype=int)
-    attention_mask = np.asarray(attention_mask, dtype=bool)
-    if input_ids.ndim != 2 or attention_mask.shape != input_ids.shape:
-        raise ValueError("input_ids and attention_mask must be [B, T] both; left_pad makes them from lists of ids")
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    switches = {"logprobs": logprobs, "progress": progress}
+    utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty, **switches)
+    input_ids = utils.check_inputs(input_ids, params["wte"], n_head, n_axes=2)
     B, T = input_ids.shape
-    check_lengths(np.sum(attention_mask, axis=1).tolist(), n_tokens_to_generate, n_ctx=len(params["wpe"]))
-    if not np.all(attention_mask[:, -1]):
-        raise ValueError("attention_mask has pads on the right; pads go on the left, as left_pad puts them")
-    if not hasattr(seed, "__len__"):
-        seed = np.random.SeedSequence().entropy if seed is None else seed
-        check_sampling(seed=seed)
-        seed = [(seed, b, s) for b in range(B) for s in range(n_samples)]
-    for row_seed in seed:  # each an int or several
-        for number in np.atleast_1d(np.array(row_seed, dtype=object)):
-            check_sampling(seed=number)
-    if len(seed) != B * n_samples:
-        raise ValueError(f"seed has {len(seed)} row seeds for {B} prompts with n_samples {n_samples}")
-    generators = [np.random.default_rng(row_seed) for row_seed in seed]
-    stop_ids = {stop_ids} if isinstance(stop_ids, numbers.Integral) else set(stop_ids)
-    prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, attention_mask)]
-    attention_mask = np.pad(attention_mask, ((0, 0), (0, n_tokens_to_generate)), constant_values=1)  # new: real
+    real = utils.check_mask(attention_mask, (B, T), last_real=True)
+    utils.check_lengths(np.sum(real, axis=1), n_tokens_to_generate, n_ctx=len(params["wpe"]))
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, B, T_max=T + n_tokens_to_generate)
-    output_ids, output_logprobs = [[] for _ in generators], [[] for _ in generators]
-    next_ids = np.zeros(B * n_samples, dtype=int)
+    generators = row_generators(seed, B, n_samples)
+    stop_ids = utils.check_ids(stop_ids if np.iterable(stop_ids) else [stop_ids], "stop_ids", len(params["wte"]))
+    prompts = [ids[mask].tolist() for ids, mask in zip(input_ids, real)]
+    output_ids, next_ids = [[] for _ in generators], np.zeros(B * n_samples, dtype=int)
     running = list(range(B * n_samples))
-    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None if on_token is None else True, leave=False):
+    for i in tqdm(range(n_tokens_to_generate), "generating", disable=None if progress else True, leave=False):
         if i == 0:
             logits = prefill(input_ids, params, n_head, kv_cache, attention_mask)
             if n_samples > 1:  # each prompt was prefilled once; its samples go on from copies of its row
-                logits, attention_mask = (np.repeat(x, n_samples, axis=0) for x in (logits, attention_mask))
+                logits = np.repeat(logits, n_samples, axis=0)
+                kv_cache["real"] = np.repeat(kv_cache["real"], n_samples, axis=0)
                 kv_cache["blocks"] = np.repeat(kv_cache["blocks"], n_samples, axis=2)
         else:
-            logits = decode_one_token(next_ids, params, n_head, kv_cache, attention_mask)
+            logits = decode_one_token(next_ids, params, n_head, kv_cache)
         # Finished rows stay in the batch, since to take them out the cache would be copied. Nothing is chosen for them.
         logits = logits if len(running) == len(logits) else logits[running]
-        seen = [prompts[r // n_samples] + output_ids[r] for r in running]
-        scores = penalize_repetition(logits, seen, repetition_penalty)
-        ids = sample(scores, [generators[r] for r in running], temperature, top_k, top_p, min_p)
-        next_ids[running] = ids
-        if logprobs:
-            chosen = np.take_along_axis(log_softmax(logits), ids[:, None], axis=-1)[:, 0].tolist()
-        for n, r in enumerate(list(running)):
-            finished = ids[n] in stop_ids
-            if not finished:
-                output_ids[r].append(int(ids[n]))
-                output_logprobs[r] += chosen[n : n + 1] if logprobs else []
-                finished = on_token is not None and on_token(r, output_ids[r])
-            if finished:
-                running.remove(r)
+        scores = logits
+        if repetition_penalty != 1:
+            seen = [prompts[row // n_samples] + output_ids[row] for row in running]
+            scores = penalize_repetition(logits, seen, repetition_penalty)
+        next_ids[running] = ids = sample(scores, [generators[row] for row in running], **sampling)
+        chosen = log_softmax(logits)[np.arange(len(ids)), ids].tolist() if logprobs else [None] * len(ids)
+        for row, token_id, logprob in zip(running[:], ids.tolist(), chosen):
+            stopped = token_id in stop_ids
+            if not stopped:
+                output_ids[row].append(token_id)
+                stopped = on_token is not None and on_token(row, token_id, logprob)
+            if stopped:
+                running.remove(row)
         if not running:
             break
-    return (output_ids, output_logprobs) if logprobs else output_ids
+    return output_ids
 
 
 def main(
     *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False, temperature=0.0, top_k=0,
     top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
-    stream=False, logprobs=False, prompts_file=None, out=None, batch_size=16,
+    stream=False, logprobs=False,
 ):
     """Print what the model writes after each prompt.
 
@@ -524,96 +432,22 @@ def main(
         seed: a whole number that makes the choices repeatable; without it a fresh one is drawn and shown.
         n_samples: how many continuations of each prompt.
         stop: end a continuation before this text; can be given several times.
-        ignore_eos: do not end a continuation at <|endoftext|>.
+        ignore_eos: do not end a continuation at the end of a text, <|endoftext|>.
         stream: print text as it is made.
         logprobs: add each token's log-probability and their sum to the JSON.
-        prompts_file: a file with a prompt a line, or JSON lines with "prompt" and maybe "id"; - is standard input.
-        out: write JSON lines to this file; started again after a break, the same command does what is left.
-        batch_size: how many prompts to run at once.
     """
-    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    sampling |= {"repetition_penalty": repetition_penalty, "n_samples": n_samples}
-    check_sampling(**sampling, batch_size=batch_size, seed=0 if seed is None else seed)
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
-    utils.check_output(stop, stream, out)
-    records = utils.read_prompts(prompts, prompts_file)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "n_samples": n_samples}
+    settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
+    utils.check_settings(**settings, n_tokens_to_generate=n_tokens_to_generate)
+    stop = utils.read_stop(stop)
     encoder, hparams, params = utils.load_model(model, models_dir)
-    params = with_row_blocks(params, hparams["n_head"])
-    prompt_ids = utils.encode_prompts(encoder, [record["prompt"] for record in records])
-    check_lengths([len(ids) for ids in prompt_ids], n_tokens_to_generate, hparams["n_ctx"])
-
-    def complete(batch, seeds, on_token):
-        input_ids, attention_mask = left_pad(batch)
-        settings = {**sampling, "seed": seeds, "on_token": on_token, "logprobs": logprobs}
-        settings["stop_ids"] = () if ignore_eos else (encoder.eot,)
-        return generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
-
-    settings = {**sampling, "seed": seed, "batch_size": batch_size, "n_tokens_to_generate": n_tokens_to_generate}
-    settings |= {"stop": stop, "ignore_eos": ignore_eos, "logprobs": logprobs, "model": model, "models_dir": models_dir}
-    utils.complete_prompts(complete, encoder, records, prompt_ids, settings, stream, json or logprobs, out)
-
-
-def differing_bits(version, params, n_head, prompts, rng):
-    """Logits of prompts in one batch, padded, also cached and in pieces -> how many were compared with those of each
-    prompt alone, and how many bits differ. version: a module with the functions of this one; prompts: lists of ids.
-    """
-    alone = [version.gpt2([ids], **params, n_head=n_head)[0] for ids in prompts]
-    order = rng.permutation(len(prompts))
-    input_ids, attention_mask = version.left_pad([prompts[i] for i in order])
-    B, T = input_ids.shape
-    call = {**params, "n_head": n_head, "attention_mask": attention_mask}
-    whole = version.gpt2(input_ids, **call)
-    kv_cache = version.init_kv_cache(params["wte"], params["blocks"], n_head, B, T)
-    last = max(1, T - 4)  # these last ones one by one, what is before them in three pieces
-    cuts = [0, *np.sort(rng.integers(0, last, 2)).tolist(), *range(last, T + 1)]
-    pieces = [input_ids[:, start:stop] for start, stop in zip(cuts, cuts[1:]) if start < stop]
-    cached = np.concatenate([version.gpt2(ids, **call, kv_cache=kv_cache) for ids in pieces], axis=1)
-    n_logits = n_bits = 0
-    for logits in (whole, cached):  # [B, T, n_vocab]
-        for row, i in zip(logits, order):
-            different = row[-len(prompts[i]) :].view(np.uint32) ^ alone[i].view(np.uint32)
-            n_logits, n_bits = n_logits + different.size, n_bits + int(np.unpackbits(different.view(np.uint8)).sum())
-    return n_logits, n_bits
-
-
-def verify(model="tales", models_dir="models", n_rounds=3, batch_size=6, max_length=150, seed=0):
-    """Check on this machine that a prompt has the same logits, to the bit, in any batch, padded, cached and in chunks.
-
-    Exit status 0 if no bit differs, 1 otherwise. Beside it stands how many differ in gpt2_v4_sampling.py.
-
-    Args:
-        model: a model's name or folder, or "random" for random weights in the shape of 124M.
-        models_dir: where models are looked for by name.
-        n_rounds: how many batches are made.
-        batch_size: prompts in a batch.
-        max_length: length of the longest prompt, in tokens.
-        seed: a whole number that makes the prompts.
-    """
-    import gpt2_v4_sampling
-
-    check_sampling(batch_size=batch_size, seed=seed)
-    if n_rounds < 1 or max_length < 1:
-        raise ValueError(f"n_rounds and max_length must be 1 or more, not {n_rounds} and {max_length}")
-    if model == "random":
-        hparams, params = utils.GPT2_124M, utils.random_params(utils.GPT2_124M)
-    else:
-        _, hparams, params = utils.load_model(model, models_dir)
-    exact = with_row_blocks(params, hparams["n_head"])
-    print(f"BLAS: {utils.blas_in_use()}")
-    rows = [exact["blocks"][0]["mlp"]["c_fc"]["row_blocks"][0], exact["row_blocks"][0]]
-    print(f"rows at a time: up to {rows[0]}, for logits up to {rows[1]}")
-    max_length, n_bits = min(max_length, hparams["n_ctx"]), {}
-    for version, weights in ((sys.modules[__name__], exact), (gpt2_v4_sampling, params)):
-        rng, counts = np.random.default_rng(seed), np.zeros(2, dtype=int)
-        for _ in tqdm(range(n_rounds), "verifying", disable=None, leave=False):
-            lengths = [max_length, *rng.integers(1, max_length + 1, batch_size - 1)]
-            prompts = [rng.integers(0, hparams["n_vocab"], length).tolist() for length in lengths]
-            counts += differing_bits(version, weights, hparams["n_head"], prompts, rng)
-        name = Path(version.__file__).name
-        print(f"{name}: {counts[0]:,} logits compared with those of each prompt alone, {counts[1]:,} bits differ")
-        n_bits[name] = counts[1]
-    sys.exit(1 if n_bits["gpt2_v5_exact.py"] else 0)
+    params = tile_params(params)
+    input_ids, attention_mask = left_pad(utils.encode_prompts(encoder, prompts))
+    settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": () if ignore_eos else encoder.stop_ids}
+    with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
+        settings |= {"on_token": texts.on_token, "logprobs": logprobs, "progress": not stream}
+        generate(input_ids, params, hparams["n_head"], n_tokens_to_generate, attention_mask, **settings)
 
 
 if __name__ == "__main__":
-    utils.run(main, verify=verify)
+    utils.run(main)

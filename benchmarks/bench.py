@@ -59,8 +59,8 @@ class NoCache:
     def __init__(self, name, params, hparams):
         self.name, self.module = name, importlib.import_module(FILES[name])
         self.params, self.n_head = params, hparams["n_head"]
-        if hasattr(self.module, "with_row_blocks"):  # as its command does when it has loaded a model
-            self.params = self.module.with_row_blocks(params, self.n_head)
+        if hasattr(self.module, "tile_params"):  # as its command does when it has loaded a model
+            self.params = self.module.tile_params(params)
 
     def prefill(self, prompts):
         """Prompts, lists of ids -> logits [B, n_vocab] of the token after each."""

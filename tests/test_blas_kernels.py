@@ -22,8 +22,8 @@ print(*{library["architecture"] for library in threadpoolctl.threadpool_info() i
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("kernel", ["SkylakeX", "Haswell", "Nehalem", "Zen", "Sandybridge", "Prescott"])
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("kernel", ["SkylakeX", "Cooperlake", "Haswell", "Nehalem", "Zen", "Sandybridge", "Prescott"])
 def test_blas_part_under(kernel, threads):
     environment = {**os.environ, "OPENBLAS_CORETYPE": kernel, "OPENBLAS_NUM_THREADS": str(threads)}
 

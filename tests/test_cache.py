@@ -38,7 +38,7 @@ def filled_cache(version, model, prompts, pieces):
     cache, start = version.new_cache(model, *input_ids.shape), 0
     for width in pieces:
         ids, real = input_ids[:, start : start + width], mask[:, start : start + width]
-        version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=real, kv_cache=cache)
+        version.module.gpt2(ids, **version.params(model), n_head=model.n_head, attention_mask=real, kv_cache=cache)
         start += width
     assert cache["length"] == start
     return version.keys_and_values(cache, prompts)
@@ -83,7 +83,7 @@ def test_a_cache_belongs_to_its_caller(version):
     caches = [version.new_cache(model, 1, 9) for _ in prompts]
     for t in range(9):
         for ids, cache, logits in zip(prompts, caches, expected):
-            step = version.module.gpt2([ids[t : t + 1]], **model.params, n_head=model.n_head, kv_cache=cache)
+            step = version.module.gpt2([ids[t : t + 1]], **version.params(model), n_head=model.n_head, kv_cache=cache)
             assert_same_bits(step[0, 0], logits[t])
             assert_same_bits(version.logits(model, [ids])[0], logits)
 
@@ -114,11 +114,13 @@ def test_the_memory_of_a_cache(version, dtype):
 def test_no_step_copies_the_cache(version):
     """A step takes a small part of the memory that a long cache takes, and writes into the array that was there."""
     model = random_model(np.float32)
-    cache = version.new_cache(model, B=2, T_max=20_000)
-    blocks, untouched = cache["blocks"], cache["blocks"][0, 0, 0, 0, 4:-1].copy()
+    cache = version.new_cache(model, B=2, T_max=40_000)
+    later = version.n_slots(4)
+    blocks, untouched = cache["blocks"], cache["blocks"][0, 0, 0, 0, later:].copy()
+    call = version.params(model), model.n_head, cache
     steps = {
-        "prefill": lambda: version.module.prefill(np.array([[1, 2, 3]] * 2), model.params, model.n_head, cache),
-        "decode": lambda: version.module.decode_one_token(np.array([4, 5]), model.params, model.n_head, cache),
+        "prefill": lambda: version.module.prefill(np.array([[1, 2, 3]] * 2), *call),
+        "decode": lambda: version.module.decode_one_token(np.array([4, 5]), *call),
     }
     for step in steps.values():
         tracemalloc.start()
@@ -128,7 +130,7 @@ def test_no_step_copies_the_cache(version):
         assert peak < blocks.nbytes / 50
         assert cache["blocks"] is blocks
     assert cache["length"] == 4
-    np.testing.assert_array_equal(blocks[0, 0, 0, 0, 4:-1], untouched)
+    np.testing.assert_array_equal(blocks[0, 0, 0, 0, later:], untouched)
 
 
 @every_version
@@ -149,12 +151,12 @@ def test_generate_takes_the_memory_of_its_cache_once(version, monkeypatch):
 
 @every_version
 def test_generate_computes_logits_for_the_last_position_only(version, monkeypatch):
-    """The output layer is the one whose weights have n_vocab columns; of a long prompt it sees one position."""
+    """The output layer is the one whose results are n_vocab wide; of a long prompt it sees one position."""
     model = random_model(n_ctx=64)
     linear, positions = version.module.linear, []
 
     def recorded(x, w, *args, **kwargs):
-        if w.shape[1] == model.n_vocab:
+        if linear(x, w, *args, **kwargs).shape[-1] == model.n_vocab:
             positions.append(x.shape[1])
         return linear(x, w, *args, **kwargs)
 
@@ -183,10 +185,10 @@ def test_a_full_cache_refuses_more(version):
     """And says so, before anything is written."""
     model = random_model(n_ctx=80)
     cache = version.new_cache(model, 1, 64)
-    version.module.gpt2(random_prompts([63]), **model.params, n_head=model.n_head, kv_cache=cache)
+    version.module.gpt2(random_prompts([63]), **version.params(model), n_head=model.n_head, kv_cache=cache)
     before = cache["blocks"].copy()
     with pytest.raises(ValueError, match="holds 63 of 64"):
-        version.module.gpt2([[4, 5]], **model.params, n_head=model.n_head, kv_cache=cache)
+        version.module.gpt2([[4, 5]], **version.params(model), n_head=model.n_head, kv_cache=cache)
     np.testing.assert_array_equal(cache["blocks"], before)
     assert cache["length"] == 63
 
@@ -300,6 +302,6 @@ def test_n_logits(version):
     prompts = random_prompts([9, 9])
     logits = np.array(V0.logits(model, prompts))
     for n in (0, 1, 4, 9, 12):
-        last = version.module.gpt2(prompts, **model.params, n_head=model.n_head, n_logits=n)
+        last = version.module.gpt2(prompts, **version.params(model), n_head=model.n_head, n_logits=n)
         assert last.shape == (2, min(n, 9), model.n_vocab)
         np.testing.assert_array_equal(last, logits[:, max(9 - n, 0) :])

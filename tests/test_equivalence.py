@@ -83,7 +83,7 @@ def test_a_batch_of_equal_lengths(version, size, B, length):
 @every_batching_version
 def test_equal_lengths_need_no_mask(version):
     model, prompts, expected = alone("tiny", (9,) * 4)
-    logits = version.module.gpt2(np.array(prompts), **model.params, n_head=model.n_head)
+    logits = version.module.gpt2(np.array(prompts), **version.params(model), n_head=model.n_head)
     assert_same_bits(list(logits), expected)
 
 
@@ -137,11 +137,11 @@ def test_prefill_and_decode_one_token(version, chunk, lengths):
     input_ids, mask = version.module.left_pad(prompts)
     B, T = input_ids.shape
     cache = version.new_cache(model, B, T + 3)
-    logits = version.module.prefill(input_ids, model.params, model.n_head, cache, mask, chunk=chunk)
+    logits = version.module.prefill(input_ids, version.params(model), model.n_head, cache, mask, chunk=chunk)
     assert_same_bits(list(logits), [row[-1] for row in V0.logits(model, prompts)])
     for token in ([3] * B, range(B), [0] * B):
         prompts = [[*ids, i] for ids, i in zip(prompts, token)]
-        logits = version.module.decode_one_token(np.array(token), model.params, model.n_head, cache)
+        logits = version.module.decode_one_token(np.array(token), version.params(model), model.n_head, cache)
         assert_same_bits(list(logits), [row[-1] for row in V0.logits(model, prompts)])
 
 
@@ -326,6 +326,6 @@ def test_k11_the_cache_and_what_comes_of_it_have_the_dtype_of_the_params(version
     cache = version.new_cache(model, B=2, T_max=10)
     assert cache["blocks"].dtype == dtype
     input_ids = np.array(random_prompts([9, 9]))
-    assert version.module.prefill(input_ids, model.params, model.n_head, cache).dtype == dtype
-    assert version.module.decode_one_token(input_ids[:, 0], model.params, model.n_head, cache).dtype == dtype
+    assert version.module.prefill(input_ids, version.params(model), model.n_head, cache).dtype == dtype
+    assert version.module.decode_one_token(input_ids[:, 0], version.params(model), model.n_head, cache).dtype == dtype
     assert cache["blocks"].dtype == dtype

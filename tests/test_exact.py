@@ -1,22 +1,27 @@
 """gpt2_v5_exact.py: the same bits in float32, whatever the batch, the padding, the cache or the pieces.
 
 What is marked `blas` is repeated by test_blas_kernels.py under the kernels that OpenBLAS has for other processors, with
-one thread and with two, since how rows are rounded is up to those.
+one thread and with several, since how rows are rounded is up to those.
 """
+import functools
+import hashlib
+import json
+import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
-from tiny import V0, VERSIONS, Model, assert_same_bits, random_model, random_prompts
+from tiny import ROOT, VERSIONS, assert_same_bits, random_model, random_prompts
 
-import gpt2_v4_sampling as v4
 import gpt2_v5_exact as v5
 import utils
 
 V5 = next(version for version in VERSIONS if version.number == 5)
 
-# On both sides of blocks of 8 rows and of 64 keys, and longer than the largest blocks of rows together.
-LENGTHS = [1, 7, 8, 9, 17, 63, 64, 65, 127, 128, 129, 190]
+V4 = next(version for version in VERSIONS if version.number == 4)
+# On both sides of blocks of 4 and 8 rows and of 64 keys.
+LENGTHS = [1, 4, 5, 8, 9, 17, 63, 64, 65, 127, 129, 190]
 SHORTER = [1, 8, 9, 64, 65, 72]
 PIECES = {"whole": [190], "halves": [100, 90], "ragged": [1, 7, 8, 9, 63, 64, 37, 1], "steps": [187, 1, 1, 1]}
 SIZES = {
@@ -27,16 +32,14 @@ SIZES = {
 WIDE = pytest.param("768 wide", marks=pytest.mark.slow)  # all lengths; the default run has the shorter ones, at the end
 
 
-def model_of(size, dtype=np.float32, larger_blocks=False):
-    model = random_model(dtype, n_ctx=192, **SIZES[size])
-    return model._replace(params=v5.with_row_blocks(model.params, model.n_head)) if larger_blocks else model
+def model_of(size, dtype=np.float32):
+    return random_model(dtype, n_ctx=192, **SIZES[size])
 
 
 @pytest.mark.blas
-@pytest.mark.parametrize("larger_blocks", [False, True], ids=["8 rows", "larger blocks"])
 @pytest.mark.parametrize("size", ["tiny", "odd", WIDE])
-def test_a_prompt_has_the_same_bits_alone_and_in_any_batch(size, larger_blocks):
-    model = model_of(size, larger_blocks=larger_blocks)
+def test_a_prompt_has_the_same_bits_alone_and_in_any_batch(size):
+    model = model_of(size)
     prompts = random_prompts(LENGTHS, model.n_vocab)
     alone = [V5.logits(model, [ids])[0] for ids in prompts]
     assert_same_bits(V5.logits(model, prompts), alone)
@@ -48,17 +51,20 @@ def test_a_prompt_has_the_same_bits_alone_and_in_any_batch(size, larger_blocks):
 @pytest.mark.parametrize("pieces", PIECES)
 @pytest.mark.parametrize("size", ["tiny", WIDE])
 def test_a_prompt_has_the_same_bits_through_the_cache_in_any_pieces(size, pieces):
-    model = model_of(size, larger_blocks=True)
+    model = model_of(size)
     prompts = random_prompts(LENGTHS, model.n_vocab)
     alone = [V5.logits(model, [ids])[0] for ids in prompts]
     assert_same_bits(V5.cached_logits(model, prompts, PIECES[pieces], spare=70), alone)
 
 
 @pytest.mark.blas
-@pytest.mark.parametrize("size", ["tiny", "odd", WIDE])
-def test_larger_blocks_of_rows_change_no_bit(size):
-    prompts = random_prompts(LENGTHS, SIZES[size]["n_vocab"])
-    assert_same_bits(V5.logits(model_of(size, larger_blocks=True), prompts), V5.logits(model_of(size), prompts))
+@pytest.mark.parametrize("size", ["tiny", "odd"])
+def test_64_rows_and_each_of_them_alone(size):
+    model = model_of(size)
+    prompts = random_prompts([*range(1, 64), 70], model.n_vocab)
+    alone = [V5.logits(model, [ids])[0] for ids in prompts]
+    assert_same_bits(V5.logits(model, prompts), alone)
+    assert_same_bits(V5.cached_logits(model, prompts, [3, 60, 1, 1, 5]), alone)
 
 
 @pytest.mark.blas
@@ -71,21 +77,81 @@ def test_in_a_batch_and_through_the_cache_at_the_width_of_124m():
 
 
 @pytest.mark.blas
+@pytest.mark.parametrize("n_in", [768, 3072, 4000, 6400])
+@pytest.mark.parametrize("n_out", [64, 100])
+def test_a_row_is_multiplied_alike_in_any_company(n_in, n_out):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((70, n_in), dtype=np.float32)
+    w, b = rng.standard_normal((n_in, n_out), dtype=np.float32), rng.standard_normal(n_out, dtype=np.float32)
+    tiles = v5.tile_params({"wte": x[:5, :4], "blocks": [{"w": w}]})["blocks"][0]["w"]
+    expected = v5.linear(x, tiles, b)
+    np.testing.assert_allclose(expected, x.astype(float) @ w + b, rtol=1e-4, atol=1e-3)
+    for rows in ([3], [69, 0], [7, 7, 7, 1], list(range(5)), list(range(9, 42)), list(range(70))[::-1]):
+        assert_same_bits(v5.linear(x[rows], tiles, b), expected[rows])
+        assert_same_bits(v5.linear(x[rows][:, None], tiles, b), expected[rows][:, None])
+
+
+def test_tiles_are_the_weight_in_pieces():
+    """n_parts is the smallest number of equal parts of at most 1953 rows; columns are filled up with zeros."""
+    for n_in, n_parts in [(64, 1), (1953, 1), (1954, 2), (3072, 2), (6400, 4), (4000, 4)]:
+        w = np.random.default_rng(0).standard_normal((n_in, 70), dtype=np.float32)
+        params = v5.tile_params({"wte": w[:60, :20], "blocks": [{"c_fc": {"w": w, "b": w[0]}}]})
+        tiles = params["blocks"][0]["c_fc"]["w"]
+        assert tiles.shape == (n_parts, 2, n_in // n_parts, 64) and tiles.flags.c_contiguous
+        whole = tiles.transpose(0, 2, 1, 3).reshape(n_in, 128)
+        assert_same_bits(whole[:, :70], w)
+        assert not np.any(whole[:, 70:])
+        assert params["blocks"][0]["c_fc"]["b"] is not None
+        assert_same_bits(params["head"]["w"][0, 0][:, :60], w[:60, :20].T)
+
+
+@pytest.mark.blas
 def test_near_to_v4():
     model = model_of("768 wide")
     prompts = random_prompts([3, 9, 65], model.n_vocab)
-    input_ids, mask = v4.left_pad(prompts)
-    expected = v4.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
-    actual = v5.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
-    assert np.max(np.abs(actual - expected)[mask > 0]) < 1e-4 * np.max(np.abs(expected))
+    for actual, expected in zip(V5.logits(model, prompts), V4.logits(model, prompts)):
+        assert np.max(np.abs(actual - expected)) < 1e-4 * np.max(np.abs(expected))
 
 
 @pytest.mark.parametrize("size", ["tiny", "odd"])
-def test_in_longdouble_the_same_bits_as_v0(size):
-    """With more keys than a block has, too: NumPy adds products of this type in order, so v5 takes all keys at once."""
+def test_in_longdouble_the_same_bits_as_v4_up_to_a_block_of_keys(size):
+    """NumPy multiplies this type itself and adds in order, and there is one block to add."""
     model = model_of(size, np.longdouble)
-    prompts = random_prompts([1, 9, 64, 65, 130], model.n_vocab)
-    assert_same_bits(V5.logits(model, prompts), V0.logits(model, prompts))
+    prompts = random_prompts([1, 9, 33, 64], model.n_vocab)
+    assert_same_bits(V5.logits(model, prompts), V4.logits(model, prompts))
+    assert_same_bits(V5.cached_logits(model, prompts, [5, 58, 1]), V4.logits(model, prompts))
+
+
+@pytest.mark.parametrize("size", ["tiny", "odd"])
+def test_in_longdouble_the_same_bits_alone_and_in_a_batch_beyond_a_block_of_keys(size):
+    model = model_of(size, np.longdouble)
+    prompts = random_prompts([1, 64, 65, 130], model.n_vocab)
+    alone = [V5.logits(model, [ids])[0] for ids in prompts]
+    assert_same_bits(V5.logits(model, prompts), alone)
+    assert_same_bits(V5.cached_logits(model, prompts, [50, 70, 10]), alone)
+
+
+HASH = """
+import hashlib, sys
+import numpy as np
+sys.path.insert(0, "tests")
+from test_exact import LENGTHS, V5, model_of, random_prompts
+
+model = model_of("768 wide")
+logits = np.concatenate(V5.logits(model, random_prompts(LENGTHS[:8], model.n_vocab)))
+print(hashlib.sha256(logits.tobytes()).hexdigest())
+"""
+
+
+def test_the_number_of_blas_threads_changes_no_bit():
+    hashes = set()
+    for threads in ("1", "2", "4"):
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        child = subprocess.run([sys.executable, "-c", HASH], cwd=ROOT, env=environment, capture_output=True, check=True)
+        hashes.add(child.stdout)
+    model = model_of("768 wide")
+    logits = np.concatenate(V5.logits(model, random_prompts(LENGTHS[:8], model.n_vocab)))
+    assert hashes == {hashlib.sha256(logits.tobytes()).hexdigest().encode() + os.linesep.encode()}
 
 
 @pytest.mark.blas
@@ -97,13 +163,14 @@ def test_in_longdouble_the_same_bits_as_v0(size):
 )
 def test_100_texts_of_50_tokens_are_the_same_alone_and_in_batches(sampling):
     model = model_of("tiny")
+    params = V5.params(model)
     rng = np.random.default_rng(0)
     prompts = random_prompts(rng.integers(1, 140, size=100), model.n_vocab)
 
     def texts(batch):
         input_ids, mask = v5.left_pad([prompts[i] for i in batch])
         seeds = [(3, int(i)) for i in batch]
-        return v5.generate(input_ids, model.params, model.n_head, 50, mask, seed=seeds, **sampling)
+        return v5.generate(input_ids, params, model.n_head, 50, mask, seed=seeds, **sampling)
 
     order = rng.permutation(100)
     batched = {i: ids for batch in np.split(order, [1, 4, 20, 60]) for i, ids in zip(batch, texts(batch))}
@@ -111,100 +178,179 @@ def test_100_texts_of_50_tokens_are_the_same_alone_and_in_batches(sampling):
     assert different == []
 
 
-@pytest.mark.blas
-def test_scores_and_logprobs_are_the_same_alone_and_in_a_batch():
-    model = model_of("tiny")
-    prompts = random_prompts([2, 9, 65, 130], model.n_vocab)
-    alone = [v5.score([ids], model.params, model.n_head)[0] for ids in prompts]
-    assert v5.score(prompts, model.params, model.n_head) == alone
+def rounding(worse):
+    """np.matmul in np.longdouble, so that no kernel of BLAS has a say in it, with `worse` blocks of rows rounded
+    otherwise in their first row. worse: a function of the number of rows."""
 
-
-class Uneven(np.ndarray):
-    """A matrix whose products are rounded otherwise in the first row of blocks of more than `even_up_to` rows.
-
-    NumPy multiplies in np.longdouble, so that no kernel of BLAS has a say in it.
-    """
-
-    even_up_to = 0
-
-    def __array_ufunc__(self, ufunc, method, x, w, **kwargs):
-        assert ufunc is np.matmul and method == "__call__" and not kwargs
+    def matmul(x, w):
         y = (np.asarray(x, np.longdouble) @ np.asarray(w, np.longdouble)).astype(w.dtype)
-        if y.shape[-2] > self.even_up_to:
+        if worse(y.shape[-2]):
             y[..., 0, :] = np.nextafter(y[..., 0, :], np.inf, dtype=y.dtype)
         return y
 
+    return matmul
 
-def uneven_model(even_up_to):
+
+@pytest.fixture
+def forget():
+    """What was found out about BLAS is forgotten, before a test and after."""
+    v5.fewest_rows.cache_clear()
+    yield
+    v5.fewest_rows.cache_clear()
+
+
+def test_blocks_of_4_are_used_where_they_round_as_blocks_of_8_do(monkeypatch, forget):
+    monkeypatch.setattr(np, "matmul", rounding(lambda rows: False))
+    assert v5.fewest_rows(12, 64, np.dtype(np.float32)) == 4
+    v5.fewest_rows.cache_clear()
+    monkeypatch.setattr(np, "matmul", rounding(lambda rows: rows < 8))
+    assert v5.fewest_rows(12, 64, np.dtype(np.float32)) == 8
+
+
+def test_a_blas_that_rounds_slots_differently_is_refused(monkeypatch, forget):
+    monkeypatch.setattr(np, "matmul", rounding(lambda rows: rows == 8))
+    with pytest.raises(utils.UserError, match="BLAS rounds the rows of a block differently"):
+        v5.tile_params(model_of("tiny").params)
+
+
+@pytest.mark.blas
+def test_where_4_and_8_rows_do_not_agree_all_blocks_have_8(monkeypatch):
+    """The same bits still, and no product has less than 8 rows, but for the sums of weights."""
+    monkeypatch.setattr(v5, "fewest_rows", lambda *shape: 8)
+    sizes, in_blocks = set(), v5.in_blocks
+    monkeypatch.setattr(v5, "in_blocks", lambda *args: (y := in_blocks(*args), sizes.add(y.shape[-2]))[0])
     model = model_of("tiny")
-    kind = type("Uneven", (Uneven,), {"even_up_to": even_up_to})
-    mlp = model.params["blocks"][0]["mlp"]
-    block = {**model.params["blocks"][0], "mlp": {**mlp, "c_fc": {**mlp["c_fc"], "w": mlp["c_fc"]["w"].view(kind)}}}
-    return Model({**model.params, "blocks": [block]}, model.n_head, model.n_vocab, model.n_ctx)
+    prompts = random_prompts([1, 4, 5, 9, 65], model.n_vocab)
+    alone = [V5.logits(model, [ids])[0] for ids in prompts]
+    assert_same_bits(V5.logits(model, prompts), alone)
+    assert_same_bits(V5.cached_logits(model, prompts, [61, 1, 1, 1, 1]), alone)
+    assert sizes == {8}
 
 
-def test_sizes_that_round_otherwise_are_not_used():
-    params = v5.with_row_blocks(uneven_model(even_up_to=64).params, n_head=3)
-    assert params["blocks"][0]["mlp"]["c_fc"]["row_blocks"] == (64, 32, 16, 8)
-    params = v5.with_row_blocks(uneven_model(even_up_to=8).params, n_head=3)
-    assert params["blocks"][0]["mlp"]["c_fc"]["row_blocks"] == (8,)
-
-
-def test_a_blas_that_rounds_slots_differently_is_refused():
-    with pytest.raises(ValueError, match="BLAS rounds the rows of a block differently"):
-        v5.with_row_blocks(uneven_model(even_up_to=7).params, n_head=3)
+@pytest.mark.blas
+@pytest.mark.parametrize("d_head", [1, 4, 7, 12, 64, 80])
+def test_what_is_found_out_about_blas_is_true(d_head):
+    """Each slot of a block of 8, and of 4 where these are used, with other neighbours, rounds a row as any other."""
+    rng = np.random.default_rng(3)
+    for n, m in ((d_head, 64), (64, d_head)):
+        tile = rng.standard_normal((n, m), dtype=np.float32)
+        for w in (tile, np.asfortranarray(tile)):
+            x = rng.standard_normal((8, n), dtype=np.float32)
+            expected = x @ w
+            for size in {8, v5.fewest_rows(n, m, w.dtype)}:
+                for slot in range(size):
+                    block = rng.standard_normal((8, size, n), dtype=np.float32)
+                    block[:, slot] = x
+                    assert_same_bits((block @ w)[:, slot], expected)
 
 
 def test_pads_and_slots_that_were_never_written_do_not_matter():
     model = model_of("tiny")
     prompts = random_prompts([3, 70], model.n_vocab)
     alone = [V5.logits(model, [ids])[0] for ids in prompts]
-    assert_same_bits(V5.cached_logits(model, prompts, [70], spare=100), alone)  # its cache begins full of a number
+    assert_same_bits(V5.cached_logits(model, prompts, [70], spare=100), alone)  # its cache begins full of NaN
+    assert_same_bits(V5.cached_logits(model, prompts, [68, 1, 1], spare=100), alone)
 
 
-def verify(monkeypatch, **settings):
-    """-> the exit status of the command."""
+def test_a_block_of_the_cache_is_written_when_it_is_entered():
+    """Not all of it at the start: memory that is never used is never touched."""
     model = model_of("tiny")
-    hparams = {"n_vocab": 17, "n_ctx": 192, "n_embd": 12, "n_head": 3, "n_layer": 2}
-    monkeypatch.setattr(utils, "load_model", lambda *_: (None, hparams, model.params))
-    with pytest.raises(SystemExit) as stopped:
-        v5.verify(**settings)
-    return stopped.value.code
+    cache = V5.new_cache(model, 2, 192)
+    for n_tokens, n_written in ((60, 64), (3, 64), (1, 64), (1, 128), (64, 192)):
+        v5.gpt2(random_prompts([n_tokens] * 2), **V5.params(model), n_head=3, kv_cache=cache)
+        untouched = np.any(np.isnan(cache["blocks"]), axis=(0, 1, 2, 3, 5))
+        assert np.flatnonzero(untouched).tolist() == [*range(n_written, 192)]
+
+
+def test_keys_that_no_query_sees_are_not_multiplied(monkeypatch):
+    """A prompt of 192 tokens has 3 chunks of 64 queries, which see 1, 2 and 3 blocks of keys."""
+    model, seen = model_of("tiny"), []
+    softmax = v5.softmax
+    monkeypatch.setattr(v5, "softmax", lambda x, out: (seen.append(x.shape), softmax(x, out))[1])
+    V5.logits(model, random_prompts([192]))
+    assert seen == [(1, 3, 64, 64), (1, 3, 64, 128), (1, 3, 64, 192)] * 2
 
 
 @pytest.mark.blas
-def test_verify_counts_no_bit(monkeypatch, capsys):
-    assert verify(monkeypatch) == 0
-    out = capsys.readouterr().out
-    assert "gpt2_v5_exact.py: " in out and "alone, 0 bits differ" in out
-    assert "gpt2_v4_sampling.py: " in out and "BLAS: " in out and "rows at a time: up to " in out
+@pytest.mark.parametrize("n_rows", [1, 4, 5, 8, 33])
+def test_rows_are_normed_alike_in_any_company(n_rows):
+    rng = np.random.default_rng(1)
+    for width in (12, 35, 768):
+        x = rng.standard_normal((40, 3, width), dtype=np.float32)
+        g, b = rng.standard_normal((2, width), dtype=np.float32)
+        for function in (v5.gelu, functools.partial(v5.layer_norm, g=g, b=b)):
+            assert_same_bits(function(x[5 : 5 + n_rows]), function(x)[5 : 5 + n_rows])
+            assert_same_bits(function(x[5 : 5 + n_rows, -1:]), function(x)[5 : 5 + n_rows, -1:])
 
 
-def test_verify_fails_where_bits_differ(monkeypatch, capsys):
-    """What v4 does in v5's place: products of whatever shape. np.sum, so that it shows on every kernel of BLAS."""
+# ---- tools/verify.py
+
+
+def verify(*arguments, **environment):
+    """-> exit status and output of the command."""
+    command = [sys.executable, "tools/verify.py", *arguments]
+    environment = {**os.environ, **environment}
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
+    return child.returncode, child.stdout, child.stderr
+
+
+def test_verify_counts_no_bit():
+    status, out, err = verify("--max_length", "9")
+    assert status == 0, err
+    assert ", BLAS: " in out and "one BLAS thread:" in out and "all BLAS threads (" in out and "a new process:" in out
+    assert "in pieces: 145 rows, " in out and "one token at a time: 145 rows, " in out
+    assert "logits compared, 0 bits differ" in out.splitlines()[-2]
+    assert len(out.splitlines()[-1].removeprefix("hash of the logits: ")) == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [version.name for version in VERSIONS])
+def test_verify_any_version(version):
+    status, out, _ = verify(version, "--max_length", "40")
+    assert status in ((0,) if "exact" in version else (0, 1))
+    assert out.count("bits differ") > 3 and "hash of the logits: " in out
+
+
+def test_verify_fails_where_bits_differ(monkeypatch, tmp_path, capsys):
+    """A version like v5 in which the weights are added as np.sum likes to."""
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import verify as tool
 
     def softmax(x, out):
-        x = np.exp(x - np.max(x, axis=-1, keepdims=True))
-        return x / np.sum(x, axis=-1, keepdims=True)
+        x -= np.max(x, axis=-1, keepdims=True)
+        np.exp(x, out=x)
+        x /= np.sum(x, axis=-1, keepdims=True)
 
     monkeypatch.setattr(v5, "softmax", softmax)
-    assert verify(monkeypatch) == 1
-    assert "alone, 0 bits differ" not in capsys.readouterr().out.splitlines()[2]
+    monkeypatch.setattr(tool, "ROWS", (1, 3))
+    tool.measure("gpt2_v5_exact", "tales", "models", 150, 0, tmp_path / "logits.npy")
+    found = json.loads(capsys.readouterr().out)
+    assert sum(bits for _, _, bits in found["ways"].values()) > 0
 
 
-@pytest.mark.parametrize("settings", [{"n_rounds": 0}, {"batch_size": 0}, {"max_length": 0}, {"seed": -1}], ids=str)
-def test_a_verify_that_would_compare_nothing_is_refused(settings):
-    with pytest.raises(ValueError, match=f"{next(iter(settings))}.* must be .*or more, not"):
-        v5.verify(**settings)
+def test_verify_counts_bits(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from verify import bits_that_differ
+
+    a = np.array([1.0, 2.0], np.float32)
+    assert bits_that_differ(a, a.copy()) == 0
+    assert bits_that_differ(a, np.nextafter(a, np.float32(0))) > 1
+    assert bits_that_differ(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
 
 
-def test_verify_is_a_command(monkeypatch, capsys):
-    command = "gpt2_v5_exact.py verify --n_rounds 1 --batch_size 2 --max_length 70"
-    monkeypatch.setattr(sys, "argv", command.split())
-    with pytest.raises(SystemExit) as stopped:
-        utils.run(v5.main, verify=v5.verify)
-    assert stopped.value.code == 0
-    assert "alone, 0 bits differ" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["gpt2_v77"], "no version 'gpt2_v77'; there are gpt2_v0, "),
+        (["utils"], "no version 'utils'"),
+        (["--max_length", "0"], "T_max must be"),
+        (["--seed", "-1"], "seed must be"),
+    ],
+    ids=str,
+)
+def test_a_verify_that_would_compare_nothing_is_refused(arguments, message):
+    status, out, err = verify(*arguments)
+    assert (status, out) == (2, "") and message in err
 
 
 @pytest.mark.extra
@@ -213,7 +359,7 @@ def test_any_lengths_orders_pieces_and_batches():
     import hypothesis
     from hypothesis import strategies as st
 
-    model = model_of("tiny", larger_blocks=True)
+    model = model_of("tiny")
     all_ids = random_prompts([150] * 20, model.n_vocab)
 
     @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)

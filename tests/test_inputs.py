@@ -24,9 +24,9 @@ def test_ids_of_no_token_are_refused(version, wrong):
     for ids in ([wrong], [3, wrong, 4], [3, 4, wrong]):
         input_ids = [ids] if version.batches else ids
         with pytest.raises(utils.UserError, match=ABOUT_IDS):
-            version.module.gpt2(input_ids, **model.params, n_head=model.n_head)
+            version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head)
         with pytest.raises(utils.UserError, match=ABOUT_IDS):
-            version.module.generate(input_ids, model.params, model.n_head, 2)
+            version.module.generate(input_ids, version.params(model), model.n_head, 2)
     assert len(version.generate(model, [[16, 0, 16]], 2)[0]) == 2
 
 
@@ -36,7 +36,7 @@ def test_ids_of_no_token_are_refused_at_a_decode_step_too(version, wrong):
     model = random_model()
     cache = version.new_cache(model, B=2, T_max=3)
     with pytest.raises(utils.UserError, match=ABOUT_IDS):
-        version.module.decode_one_token([2, wrong], model.params, model.n_head, cache)
+        version.module.decode_one_token([2, wrong], version.params(model), model.n_head, cache)
     assert cache["length"] == 0
 
 
@@ -46,8 +46,8 @@ def test_prefill_and_decode_one_token_take_lists(version):
     found = []
     for kind in (list, tuple, np.array):
         cache = version.new_cache(model, B=2, T_max=3)
-        found.append(version.module.prefill(kind([[1, 2], [3, 4]]), model.params, model.n_head, cache))
-        found.append(version.module.decode_one_token(kind([5, 6]), model.params, model.n_head, cache))
+        found.append(version.module.prefill(kind([[1, 2], [3, 4]]), version.params(model), model.n_head, cache))
+        found.append(version.module.decode_one_token(kind([5, 6]), version.params(model), model.n_head, cache))
     for i in (2, 4):
         np.testing.assert_array_equal(found[i], found[0])
         np.testing.assert_array_equal(found[i + 1], found[1])
@@ -73,9 +73,9 @@ def test_prompts_of_different_lengths_are_told_about_left_pad(version):
     model, words = random_model(), "^the prompts have different lengths: left_pad of gpt2_v2_padding.py makes them one"
     for input_ids in ([[1, 2, 3], [4]], [np.array([1, 2]), np.array([3])], [[1, 2], 3]):
         with pytest.raises(utils.UserError, match=words):
-            version.module.generate(input_ids, model.params, model.n_head, 2)
+            version.module.generate(input_ids, version.params(model), model.n_head, 2)
         with pytest.raises(utils.UserError, match=words):
-            version.module.gpt2(input_ids, **model.params, n_head=model.n_head)
+            version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head)
 
 
 @each(VERSIONS)
@@ -83,9 +83,9 @@ def test_n_head_has_to_fit_the_weights(version):
     """As it does not where it has changed places with n_tokens_to_generate."""
     model, input_ids = random_model(), [[1, 2, 3]] if version.batches else [1, 2, 3]
     with pytest.raises(utils.UserError, match="^n_head 5 does not fit the weights, whose n_embd is 12$"):
-        version.module.generate(input_ids, model.params, 5, model.n_head)
+        version.module.generate(input_ids, version.params(model), 5, model.n_head)
     with pytest.raises(utils.UserError, match="^n_head must be a whole number, 1 or more, not "):
-        version.module.gpt2(input_ids, **model.params, n_head=3.0)
+        version.module.gpt2(input_ids, **version.params(model), n_head=3.0)
 
 
 @each(VERSIONS)
@@ -94,7 +94,7 @@ def test_float16_weights_are_refused(version):
     model, input_ids = random_model(np.float16), [[1, 2, 3]] if version.batches else [1, 2, 3]
     for call in (version.module.gpt2, lambda ids, n_head, **params: version.module.generate(ids, params, n_head, 2)):
         with pytest.raises(utils.UserError, match="^the weights are float16, "):
-            call(input_ids, n_head=model.n_head, **model.params)
+            call(input_ids, n_head=model.n_head, **version.params(model))
 
 
 @each(PADDING)
@@ -134,12 +134,13 @@ def test_a_mask_of_another_shape_is_refused(version, shape):
     """Some would be stretched to fit, and columns of others left out: [0, 0, 1, 1, 1] for 3 ids would hide two."""
     model, input_ids, mask = random_model(), np.array(random_prompts([4, 4])), np.ones(shape, dtype=int)
     with pytest.raises(utils.UserError, match=ABOUT_MASKS):
-        version.module.generate(input_ids, model.params, 3, 2, attention_mask=mask)
+        version.module.generate(input_ids, version.params(model), 3, 2, attention_mask=mask)
     with pytest.raises(utils.UserError, match=ABOUT_MASKS):
-        version.module.gpt2(input_ids, **model.params, n_head=3, attention_mask=mask)
+        version.module.gpt2(input_ids, **version.params(model), n_head=3, attention_mask=mask)
     if version.caches:
         with pytest.raises(utils.UserError, match=ABOUT_MASKS):
-            version.module.prefill(input_ids, model.params, 3, version.new_cache(model, 2, 9), attention_mask=mask)
+            cache = version.new_cache(model, 2, 9)
+            version.module.prefill(input_ids, version.params(model), 3, cache, attention_mask=mask)
 
 
 @each(PADDING)
@@ -150,7 +151,7 @@ def test_a_mask_holds_0_and_1_only(version, one):
     input_ids, mask = version.module.left_pad(random_prompts([4, 2]))
     mask = [[one if mark else 0 for mark in row] for row in mask]
     with pytest.raises(utils.UserError, match=ABOUT_MASKS):
-        version.module.generate(input_ids, model.params, model.n_head, 4, mask)
+        version.module.generate(input_ids, version.params(model), model.n_head, 4, mask)
 
 
 @each(PADDING)
@@ -165,12 +166,12 @@ def test_a_mask_of_what_is_cached_is_refused(version):
     model = random_model()
     input_ids, mask = version.module.left_pad(random_prompts([3, 2]))
     cache = version.new_cache(model, B=2, T_max=5)
-    version.module.prefill(input_ids, model.params, model.n_head, cache, mask)
+    version.module.prefill(input_ids, version.params(model), model.n_head, cache, mask)
     wide = np.ones((2, 4), int)
     with pytest.raises(utils.UserError, match=re.escape("attention_mask must have the shape [2, 1] of input_ids")):
-        version.module.gpt2([[1], [2]], **model.params, n_head=3, attention_mask=wide, kv_cache=cache)
+        version.module.gpt2([[1], [2]], **version.params(model), n_head=3, attention_mask=wide, kv_cache=cache)
     with pytest.raises(TypeError):
-        version.module.decode_one_token([1, 2], model.params, model.n_head, cache, np.ones((2, 4), int))
+        version.module.decode_one_token([1, 2], version.params(model), model.n_head, cache, np.ones((2, 4), int))
     assert cache["length"] == 3
 
 
@@ -186,9 +187,9 @@ def test_a_cache_of_another_model_is_refused(version, other):
     cache = version.new_cache(random_model(**other), B=2, T_max=9)
     before = cache["blocks"].copy()
     with pytest.raises(utils.UserError, match="^kv_cache is of another model or batch"):
-        version.module.gpt2([[1, 2], [3, 4]], **model.params, n_head=model.n_head, kv_cache=cache)
+        version.module.gpt2([[1, 2], [3, 4]], **version.params(model), n_head=model.n_head, kv_cache=cache)
     with pytest.raises(utils.UserError, match="^kv_cache is of another model or batch"):
-        version.module.prefill([[1, 2], [3, 4]], model.params, model.n_head, cache)
+        version.module.prefill([[1, 2], [3, 4]], version.params(model), model.n_head, cache)
     np.testing.assert_array_equal(cache["blocks"], before)
 
 
@@ -200,9 +201,9 @@ def test_a_cache_for_another_number_of_rows_is_refused(version, n_rows):
     cache = version.new_cache(model, B=n_rows, T_max=9)
     before = cache["blocks"].copy()
     with pytest.raises(utils.UserError, match=f"another model or batch: it has {n_rows} rows, input_ids 2$"):
-        version.module.gpt2([[1, 1], [1, 1]], **model.params, n_head=model.n_head, kv_cache=cache)
+        version.module.gpt2([[1, 1], [1, 1]], **version.params(model), n_head=model.n_head, kv_cache=cache)
     with pytest.raises(utils.UserError, match=f"another model or batch: it has {n_rows} rows, input_ids 2$"):
-        version.module.decode_one_token([1, 1], model.params, model.n_head, cache)
+        version.module.decode_one_token([1, 1], version.params(model), model.n_head, cache)
     np.testing.assert_array_equal(cache["blocks"], before)
 
 
@@ -211,10 +212,11 @@ def test_a_length_that_is_set_by_hand_is_refused(version):
     """It would part from what the cache knows of its pads."""
     model = random_model()
     cache = version.new_cache(model, B=1, T_max=9)
-    version.module.prefill([[1, 2, 3]], model.params, model.n_head, cache)
+    version.module.prefill([[1, 2, 3]], version.params(model), model.n_head, cache)
     for length in (0, 2, 4):
         with pytest.raises(utils.UserError, match="^kv_cache is of another model or batch"):
-            version.module.gpt2([[4]], **model.params, n_head=model.n_head, kv_cache={**cache, "length": length})
+            wrong = {**cache, "length": length}
+            version.module.gpt2([[4]], **version.params(model), n_head=model.n_head, kv_cache=wrong)
 
 
 @each(SAMPLING)
@@ -226,14 +228,15 @@ def test_row_seeds_that_are_none_are_refused(version, seed):
     """A generator would be shared by rows, None differ on each run, and a set has no order."""
     model = random_model()
     with pytest.raises(utils.UserError, match="^seed must be a whole number, from 0 to .*, not "):
-        version.module.generate([[1, 2], [3, 4]], model.params, model.n_head, 3, temperature=1.0, seed=seed)
+        version.module.generate([[1, 2], [3, 4]], version.params(model), model.n_head, 3, temperature=1.0, seed=seed)
 
 
 @each(SAMPLING)
 def test_row_seeds_in_any_kind_of_list(version):
     def ids(seed):
         model = random_model()
-        return version.module.generate([[1, 2], [3, 4]], model.params, model.n_head, 9, temperature=1.0, seed=seed)
+        sampling = {"temperature": 1.0, "seed": seed}
+        return version.module.generate([[1, 2], [3, 4]], version.params(model), model.n_head, 9, **sampling)
 
     assert ids([5, 6]) == ids((5, 6)) == ids(range(5, 7)) == ids(np.array([5, 6])) != ids([5, 7])
     assert ids([(5, 1), (5, 2)]) == ids(np.array([[5, 1], [5, 2]]))
@@ -244,7 +247,7 @@ def test_stop_ids_in_any_kind_of_collection(version):
     model = random_model()
 
     def ids(stop_ids):
-        return version.module.generate([[1, 2, 3]], model.params, model.n_head, 9, stop_ids=stop_ids)[0]
+        return version.module.generate([[1, 2, 3]], version.params(model), model.n_head, 9, stop_ids=stop_ids)[0]
 
     whole = ids(())
     stop = whole[4]
@@ -261,4 +264,4 @@ def test_stop_ids_that_are_no_ids_are_refused(version, wrong):
     """Ignored, they would let the model run on."""
     model = random_model()
     with pytest.raises(utils.UserError, match="^stop_ids must be a list of ids of tokens, whole numbers from 0 to 16"):
-        version.module.generate([[1, 2, 3]], model.params, model.n_head, 9, stop_ids=wrong)
+        version.module.generate([[1, 2, 3]], version.params(model), model.n_head, 9, stop_ids=wrong)

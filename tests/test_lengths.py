@@ -58,7 +58,7 @@ def test_the_model_itself_refuses_more_than_n_ctx_before_any_compute(version, mo
     [ids] = random_prompts([9])
     monkeypatch.setattr(version.module, "transformer_block", lambda *_, **__: pytest.fail("the model ran"))
     with pytest.raises(ValueError, match=r"^prompt 0 has 9 tokens and 0 are to be generated.* n_ctx is 8\b"):
-        version.module.gpt2([ids] if version.batches else ids, **model.params, n_head=model.n_head)
+        version.module.gpt2([ids] if version.batches else ids, **version.params(model), n_head=model.n_head)
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.caches], ids=str)
@@ -67,29 +67,29 @@ def test_what_is_cached_counts_too(version):
     model = random_model(n_ctx=8)
     input_ids, mask = version.module.left_pad(random_prompts([2, 5]))
     cache = version.new_cache(model, B=2, T_max=20)
-    version.module.prefill(input_ids, model.params, model.n_head, cache, mask)
+    version.module.prefill(input_ids, version.params(model), model.n_head, cache, mask)
     before = cache["blocks"].copy()
     more = np.ones((2, 4), int)
     for chunk in (1, 2, None):
         with pytest.raises(ValueError, match=r"^prompt 1 has 9 tokens and 0 are to be generated"):
-            version.module.prefill(more, model.params, model.n_head, cache, chunk=chunk)
+            version.module.prefill(more, version.params(model), model.n_head, cache, chunk=chunk)
     with pytest.raises(ValueError, match=r"^prompt 1 has 9 tokens"):
-        version.module.gpt2(more, **model.params, n_head=model.n_head, kv_cache=cache)
+        version.module.gpt2(more, **version.params(model), n_head=model.n_head, kv_cache=cache)
     np.testing.assert_array_equal(cache["blocks"], before)
-    version.module.prefill(more[:, 1:], model.params, model.n_head, cache)
+    version.module.prefill(more[:, 1:], version.params(model), model.n_head, cache)
     with pytest.raises(ValueError, match=r"^prompt 1 has 9 tokens"):
-        version.module.decode_one_token([1, 1], model.params, model.n_head, cache)
+        version.module.decode_one_token([1, 1], version.params(model), model.n_head, cache)
     assert cache["length"] == 8
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.caches], ids=str)
 def test_k12_more_than_the_cache_holds_is_refused_before_writing(version):
-    """K12: 60 tokens into a cache of 40, in chunks of 32: not after the first of them."""
-    model = random_model()
+    """K12: 70 tokens into a cache of 40, or what it is rounded up to, in chunks of 32: not after the first of them."""
+    model = random_model(n_ctx=80)
     cache = version.new_cache(model, B=1, T_max=40)
     before = cache["blocks"].copy()
-    with pytest.raises(ValueError, match="^kv_cache holds 0 of 40 tokens: no room for 60 more$"):
-        version.module.prefill(random_prompts([60]), model.params, model.n_head, cache, chunk=32)
+    with pytest.raises(ValueError, match=f"^kv_cache holds 0 of {version.n_slots(40)} tokens: no room for 70 more$"):
+        version.module.prefill(random_prompts([70]), version.params(model), model.n_head, cache, chunk=32)
     np.testing.assert_array_equal(cache["blocks"], before)
 
 
@@ -134,15 +134,15 @@ def test_inputs_are_never_changed(version):
     for as_given in (lambda ids: [list(row) for row in ids], np.array):
         given = as_given(prompts)
         input_ids = given if version.batches else given[0]
-        version.module.generate(input_ids, model.params, model.n_head, 4)
-        version.module.gpt2(input_ids, **model.params, n_head=model.n_head)
+        version.module.generate(input_ids, version.params(model), model.n_head, 4)
+        version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head)
         assert np.array_equal(given, prompts) and type(given) is type(as_given(prompts))
     if version.pads:
         ragged = random_prompts([9, 4])
         input_ids, mask = version.module.left_pad(ragged)
         assert ragged == random_prompts([9, 4])
         copies = input_ids.copy(), mask.copy()
-        version.module.generate(input_ids, model.params, model.n_head, 4, attention_mask=mask)
-        version.module.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
+        version.module.generate(input_ids, version.params(model), model.n_head, 4, attention_mask=mask)
+        version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head, attention_mask=mask)
         np.testing.assert_array_equal(input_ids, copies[0])
         np.testing.assert_array_equal(mask, copies[1])

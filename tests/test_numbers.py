@@ -78,7 +78,7 @@ def test_any_chunks_of_a_prefill_have_the_bits_of_the_whole(version):
         input_ids, mask = version.module.left_pad(prompts)
         cache = version.new_cache(model, *input_ids.shape)
         chunk = draw(st.integers(1, 45))
-        logits = version.module.prefill(input_ids, model.params, model.n_head, cache, mask, chunk)
+        logits = version.module.prefill(input_ids, version.params(model), model.n_head, cache, mask, chunk)
         assert_same_bits(list(logits), [rows[-1] for rows in V0.logits(model, prompts)])
 
     check_examples(check)

@@ -23,7 +23,8 @@ def test_p2_positions_count_real_tokens(version):
     """P2: mask [[0, 0, 1, 1]] gives positions [[0, 0, 0, 1]]; here each best id is its token's position."""
     model = position_model()
     mask = np.array([[0, 0, 1, 1]])
-    logits = version.module.gpt2(np.array([[0, 0, 5, 2]]), **model.params, n_head=model.n_head, attention_mask=mask)
+    call = {**version.params(model), "n_head": model.n_head, "attention_mask": mask}
+    logits = version.module.gpt2(np.array([[0, 0, 5, 2]]), **call)
     assert np.argmax(logits, axis=-1).tolist() == [[0, 0, 0, 1]]
 
 
@@ -50,7 +51,7 @@ def test_p10_a_row_without_a_visible_key(version, dtype):
     mask = np.array([[0, 0, 0, 0], [1, 1, 1, 1]])
     with np.errstate(all="raise"), warnings.catch_warnings():
         warnings.simplefilter("error")
-        logits = version.module.gpt2(ids, **model.params, n_head=model.n_head, attention_mask=mask)
+        logits = version.module.gpt2(ids, **version.params(model), n_head=model.n_head, attention_mask=mask)
     assert np.all(np.isfinite(logits))
     if dtype is np.longdouble:
         assert_same_bits(logits[1], V0.logits(model, [[5, 6, 7, 8]])[0])
@@ -68,7 +69,8 @@ def test_p12_pads_stand_on_the_left(version):
 def test_pads_on_the_right_are_refused(version):
     model = random_model(n_ctx=8)
     with pytest.raises(ValueError, match="left_pad"):
-        version.module.generate([[1, 2], [3, 0]], model.params, model.n_head, 2, attention_mask=[[1, 1], [1, 0]])
+        mask = [[1, 1], [1, 0]]
+        version.module.generate([[1, 2], [3, 0]], version.params(model), model.n_head, 2, attention_mask=mask)
 
 
 @every_version
@@ -81,7 +83,7 @@ def test_the_mask_comes_from_lengths_and_never_from_ids(version):
         input_ids, mask = version.module.left_pad(prompts, pad_id=pad_id)
         assert mask.sum(axis=1).tolist() == [3, 1, 5, 2]
         assert input_ids[1].tolist() == [pad_id] * 4 + [0]
-        logits = version.module.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
+        logits = version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head, attention_mask=mask)
         assert_same_bits(real_rows(logits, prompts), expected)
 
 
@@ -100,6 +102,7 @@ def test_pads_take_nothing_from_the_end_of_wpe(version):
 def test_a_mask_may_hold_bools_or_be_a_list(version):
     model = random_model(n_ctx=8)
     input_ids, mask = version.module.left_pad(PROMPTS)
-    expected = version.module.generate(input_ids, model.params, model.n_head, 3, attention_mask=mask)
+    call = input_ids, version.params(model), model.n_head, 3
+    expected = version.module.generate(*call, attention_mask=mask)
     for same in (mask.astype(bool), mask.tolist(), mask.astype(np.float32)):
-        assert version.module.generate(input_ids, model.params, model.n_head, 3, attention_mask=same) == expected
+        assert version.module.generate(*call, attention_mask=same) == expected

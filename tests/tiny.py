@@ -28,41 +28,51 @@ class Version:
         self.batches = self.number > 0
         self.pads = hasattr(self.module, "left_pad")
         self.caches = hasattr(self.module, "init_kv_cache")
-        # From v5 on, all calls of BLAS have one shape, so they are others than before; a key's slot in the cache is its
-        # position and not its column; and the cache begins with zeros, which are multiplied by weights of zero.
-        self.has_one_shape = self.number >= 5
+        # From v5 on, weights are in tiles and all calls of BLAS have one shape, so they are others than before; and a
+        # key's slot in the cache is its position and not its column.
+        self.has_one_shape = hasattr(self.module, "tile_params")
+
+    def params(self, model):
+        """The model's params in the form that the version takes."""
+        if not self.has_one_shape:
+            return model.params
+        kind = type(model.params["wte"])  # tiles are new arrays: if those of the model count their products, these do
+
+        def of_kind(tree):
+            if isinstance(tree, dict):
+                return {key: of_kind(value) for key, value in tree.items()}
+            return [of_kind(value) for value in tree] if isinstance(tree, list) else tree.view(kind)
+
+        return of_kind(self.module.tile_params(model.params))
 
     def logits(self, model, prompts):
         """gpt2 on all prompts, in one batch if the version has batches -> a list of [length of the prompt, n_vocab]."""
         if not self.batches:
-            return [self.module.gpt2(ids, **model.params, n_head=model.n_head) for ids in prompts]
+            return [self.module.gpt2(ids, **self.params(model), n_head=model.n_head) for ids in prompts]
         if not self.pads:
-            return list(self.module.gpt2(prompts, **model.params, n_head=model.n_head))
+            return list(self.module.gpt2(prompts, **self.params(model), n_head=model.n_head))
         input_ids, mask = self.module.left_pad(prompts)
-        logits = self.module.gpt2(input_ids, **model.params, n_head=model.n_head, attention_mask=mask)
+        logits = self.module.gpt2(input_ids, **self.params(model), n_head=model.n_head, attention_mask=mask)
         return real_rows(logits, prompts)
 
     def generate(self, model, prompts, n):
         """generate for all prompts, in one batch if the version has batches -> a list of lists of n ids."""
         if not self.batches:
-            return [self.module.generate(ids, model.params, model.n_head, n) for ids in prompts]
+            return [self.module.generate(ids, self.params(model), model.n_head, n) for ids in prompts]
         if not self.pads:
-            return self.module.generate(prompts, model.params, model.n_head, n)
+            return self.module.generate(prompts, self.params(model), model.n_head, n)
         input_ids, mask = self.module.left_pad(prompts)
-        return self.module.generate(input_ids, model.params, model.n_head, n, attention_mask=mask)
+        return self.module.generate(input_ids, self.params(model), model.n_head, n, attention_mask=mask)
 
     def new_cache(self, model, B, T_max):
-        """An empty KV cache for versions that have one, full of NaN: memory that was never written must not matter.
-
-        Where it promises zeros, it is full of another number.
-        """
+        """An empty KV cache for versions that have one, full of NaN: memory that was never written must not matter."""
         cache = self.module.init_kv_cache(model.params["wte"], model.params["blocks"], model.n_head, B, T_max)
-        cache["blocks"].fill(1000 if self.has_one_shape else np.nan)
+        cache["blocks"].fill(np.nan)
         return cache
 
     def n_slots(self, T_max):
-        """The slots of a cache for T_max tokens: with one shape, whole blocks of them, and one for pads."""
-        return -T_max // self.module.KEYS * -self.module.KEYS + 1 if self.has_one_shape else T_max
+        """The slots of a cache for T_max tokens: with one shape, whole blocks of 64."""
+        return -(-T_max // 64) * 64 if self.has_one_shape else T_max
 
     def keys_and_values(self, cache, prompts):
         """What a cache holds for padded prompts -> for each [n_layer, 2, n_head, length of the prompt, d_head]."""
@@ -85,7 +95,7 @@ class Version:
         for width in pieces:
             stop = start + width
             known = {"attention_mask": mask[:, start:stop], "kv_cache": cache}
-            parts.append(self.module.gpt2(input_ids[:, start:stop], **model.params, n_head=model.n_head, **known))
+            parts.append(self.module.gpt2(input_ids[:, start:stop], **self.params(model), n_head=model.n_head, **known))
             start = stop
         return real_rows(np.concatenate(parts, axis=1), prompts)
 

@@ -135,7 +135,7 @@ def load(n_prompts=2000, batch_size=32, model="tales", seed=1, max_length=500, n
     print("| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |")
     failed = False
     for version in (v3, v4, v5):
-        weights = version.with_row_blocks(params, hparams["n_head"]) if version is v5 else params
+        weights = version.tile_params(params) if version is v5 else params
         arguments = weights, hparams["n_head"], prompts
         batched, batched_seconds, memory = run(version, *arguments, batch_size, n_new)
         alone, alone_seconds, alone_memory = run(version, *arguments, 1, n_new)
