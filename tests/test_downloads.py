@@ -30,7 +30,8 @@ from tiny import ROOT, VERSIONS
 
 import utils
 from gpt2_io.files import locked
-from gpt2_io.hub import RETRY_PAUSES, fetch, find_model, has_weights
+from gpt2_io.downloads import RETRY_PAUSES, fetch
+from gpt2_io.hub import find_model, has_weights
 
 WEIGHTS = "/org/name/resolve/main/model.safetensors"
 CONFIG_JSON = "/org/name/resolve/main/config.json"
@@ -49,7 +50,7 @@ def hub(monkeypatch, tmp_path):
     """A server with the model org/name; retries do not wait, and we are in an empty directory with models/."""
     (tmp_path / "elsewhere" / "models").mkdir(parents=True)  # else downloads go beside utils.py
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add_model("org/name", FILES)
@@ -80,7 +81,7 @@ def test_a_model_is_downloaded_loaded_and_not_asked_for_again(hub, tmp_path):
 
 
 def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.KNOWN_FILES", {})
+    monkeypatch.setattr("gpt2_io.downloads.KNOWN_FILES", {})
     hub.add_model("openai-community/gpt2", FILES)
     hub.add_model("distilbert/distilgpt2", FILES)
     assert find_model("124M") == Path("models/124M")
@@ -159,7 +160,7 @@ def test_a_connection_that_closes_half_way_is_resumed_by_the_next_run(hub, tmp_p
 
 def test_three_retries_with_growing_pauses(hub, tmp_path, monkeypatch):
     pauses = []
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", PAUSES)
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", PAUSES)
     monkeypatch.setattr(time, "sleep", pauses.append)
     hub.fault(WEIGHTS, "cut", 503, "cut")
     find_model("org/name", tmp_path)
@@ -220,7 +221,7 @@ def test_a_list_of_merges_that_is_cut_without_content_length(hub, tmp_path):
 
 
 def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.TIMEOUT", (1, 0.1))
+    monkeypatch.setattr("gpt2_io.downloads.TIMEOUT", (1, 0.1))
     hub.fault(WEIGHTS, "stall")
     find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
@@ -294,7 +295,7 @@ def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path, edg
 
 
 def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", (0, 0, 0))
     for endpoint, words in (("http://127.0.0.1:9", "no answer"), ("nonsense", "nonsense"), ("http://", "URL")):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         with pytest.raises(ValueError, match=f"cannot get org/name: .*{words}.*--model tales") as caught:
