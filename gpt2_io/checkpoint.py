@@ -116,8 +116,8 @@ def read_config(checkpoint):
     if config.get("activation_function", "gelu_new") not in GELU_NAMES:
         refuse(
             "activation_function",
-            f"GPT-2's gelu_new is, with its synonyms ({', '.join(GELU_NAMES[1:])}): each gpt2_v*.py spells out this one "
-            "in its own lines; use transformers for this model",
+            f"GPT-2's gelu_new is, with its synonyms ({', '.join(GELU_NAMES[1:])}): each gpt2_v*.py spells out that "
+            "one in its own lines; use transformers for this model",
         )
     if config.get("add_cross_attention", False):
         refuse("add_cross_attention", "only a decoder by itself is")
@@ -235,7 +235,7 @@ def read_finite(tensors, name, where):
 
 
 def as_half(array, name):
-    """A finite float32 array -> the same as float16. Raises UserError, by name, where a number would become infinite."""
+    """A finite float32 array -> float16. Raises UserError, by name, where a number would become infinite."""
     with np.errstate(over="ignore"):
         half = array.astype(np.float16)
     if not np.all(np.isfinite(half)):

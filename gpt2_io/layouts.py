@@ -105,8 +105,8 @@ def an_adapter(path):
 TENSORFLOW = (
     "a TensorFlow checkpoint of OpenAI's: its tokenizer is read, its weights are not. --model 124M (355M, 774M, 1558M) "
     "gets the same ones; for others, where tensorflow is installed: python -c 'import sys, numpy, tensorflow as tf; "
-    "r = tf.train.load_checkpoint(sys.argv[1]); numpy.savez(sys.argv[1] + \"/model.npz\", **{n: r.get_tensor(n) for n in "
-    "r.get_variable_to_shape_map() if n.startswith(\"model/\")})' FOLDER, and then --model FOLDER/model.npz"
+    "r = tf.train.load_checkpoint(sys.argv[1]); numpy.savez(sys.argv[1] + \"/model.npz\", **{n: r.get_tensor(n) for n "
+    "in r.get_variable_to_shape_map() if n.startswith(\"model/\")})' FOLDER, and then --model FOLDER/model.npz"
 )
 SAVED_BY_TRANSFORMERS = "with transformers 4, GPT2LMHeadModel.from_pretrained(FOLDER, {}).save_pretrained(NEW_FOLDER)"
 BY_NAME = {  # pattern of a file's name -> what it is, and the way out

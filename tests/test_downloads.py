@@ -29,8 +29,8 @@ from model_files import (
 from tiny import ROOT, VERSIONS
 
 import utils
-from gpt2_io.files import locked
 from gpt2_io.downloads import RETRY_PAUSES, fetch
+from gpt2_io.files import locked
 from gpt2_io.hub import find_model, has_weights
 
 WEIGHTS = "/org/name/resolve/main/model.safetensors"
