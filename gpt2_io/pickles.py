@@ -68,7 +68,7 @@ def read_pickle(data):
 
     def put(target, pairs):
         if not isinstance(target, dict) or not all(isinstance(key, (str, int)) for key, _ in pairs):
-            raise UserError("a pickle that is not a dict of tensors")
+            raise UserError("it is not a dict of tensors by name")
         target.update(pairs)
 
     for opcode, value, _ in pickletools.genops(data):
@@ -93,7 +93,7 @@ def read_pickle(data):
         elif step in ("APPEND", "APPENDS"):
             values = items() if step == "APPENDS" else [stack.pop()]
             if not isinstance(stack[-1], list):
-                raise UserError("a pickle that is not a dict of tensors")
+                raise UserError("it is not a dict of tensors by name")
             stack[-1].extend(values)
         elif step in ("SETITEM", "SETITEMS"):
             values = items() if step == "SETITEMS" else [stack.pop(-2), stack.pop()]
@@ -116,15 +116,15 @@ def read_pickle(data):
             stack.pop()
             put(stack[-1], [])
         else:
-            raise UserError(f"a step {step} in its pickle, which no tensor needs; nothing was run")
-    raise UserError("its pickle has no end")
+            raise UserError(f"it has a step {step}, which no tensor needs; nothing was run")
+    raise UserError("it has no end")
 
 
 def storage_of(value):
     """('storage', type, key, device, length), by which a pickle speaks of a file in the zip -> Storage."""
     kind, name, key, _, length = value
     if kind != "storage" or not isinstance(name, Name) or not isinstance(key, str) or type(length) is not int:
-        raise UserError("a storage in its pickle is not described as PyTorch does it")
+        raise UserError("it describes a storage in another way than PyTorch")
     name = name.name.split(".")[-1]
     return Storage(STORAGES.get(name, name), key, length)
 
@@ -161,18 +161,18 @@ def read_torch(path):
     with naming_faults(f"{path}: not a whole file of torch.save"):
         archive = zipfile.ZipFile(path)  # stays open for the tensors
     members = {member.filename: member for member in archive.infolist()}
-    unpacked, size = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
-    if unpacked > size or len(members) != len(archive.infolist()) or any(m.compress_type for m in members.values()):
-        raise UserError(f"{path}: {in_units(size)} would unpack to {in_units(unpacked)}: PyTorch writes no such zip")
     pickle = next((name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")), None)
     folder = (pickle or "").removesuffix("data.pkl")
     if f"{folder}constants.pkl" in members:
         raise UserError(f"{path}: TorchScript, a program: save the state_dict() of the model that it was made of")
+    unpacked, size = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+    if unpacked > size or len(members) != len(archive.infolist()) or any(m.compress_type for m in members.values()):
+        raise UserError(f"{path}: {in_units(size)} would unpack to {in_units(unpacked)}: PyTorch writes no such zip")
     if pickle is None or members[pickle].file_size > MAX_PICKLE:
         raise UserError(f"{path}: a zip without a description of tensors (data.pkl) as torch.save writes it")
-    with naming_faults(f"{path}"):
+    with naming_faults(f"{path}: its pickle is spoilt, or more than tensors"):
         if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
-            raise UserError("the numbers in it are big-endian, which is not supported")
+            raise UserError("its numbers are big-endian, which is not supported")
         whole = read_pickle(archive.read(pickle))
     whole = whole if isinstance(whole, dict) else {}
     places = [whole, *(whole.get(key) for key in ("model", "state_dict", "model_state_dict"))]
@@ -184,31 +184,30 @@ def read_torch(path):
         raise UserError(f"{path}: no tensors by name in it, as a state_dict() has them")
 
     def stored(name, tensor):
-        where, storage = f"{path}: tensor {name!r:.100}", tensor.storage
-        shape, strides, member = tensor.shape, tensor.strides, members.get(f"{folder}data/{storage.key}")
-        dtype = np.dtype(SAFETENSORS_DTYPES.get(tensor.dtype, "u1"))
-        if not all(is_list_of_sizes(list(x)) for x in (shape, strides, [tensor.offset])) or len(shape) != len(strides):
-            raise UserError(f"{where}: shape, strides and offset are no sizes")
-        last = tensor.offset + sum((n - 1) * step for n, step in zip(shape, strides))
+        storage, offset, shape, strides, kind = tensor
+        member, is_known = members.get(f"{folder}data/{storage.key}"), kind in SAFETENSORS_DTYPES
+        dtype = np.dtype(SAFETENSORS_DTYPES.get(kind, "u1"))
+        if not all(is_list_of_sizes(list(x)) for x in (shape, strides, [offset])) or len(shape) != len(strides):
+            raise UserError("shape, strides and offset are no sizes")
         n_bytes = math.prod(shape) * dtype.itemsize
-        is_known = tensor.dtype in SAFETENSORS_DTYPES
         if member is None or (is_known and member.file_size != storage.length * dtype.itemsize):
-            raise UserError(f"{where}: its storage {storage.key!r:.60} is missing, or of another length than it says")
+            raise UserError(f"its storage {storage.key!r:.60} is missing, or of another length than it says")
+        last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
         if is_known and (n_bytes > member.file_size or (n_bytes and last >= storage.length)):
-            raise UserError(f"{where}: shape {list(shape)!s:.60} leads out of its storage of {storage.length} numbers")
+            raise UserError(f"shape {list(shape)!s:.60} leads out of its storage of {storage.length} numbers")
 
         def float32():
-            check_type(tensor.dtype, where)
-            with naming_faults(where):
-                raw = archive.read(member)
-                steps = [step * dtype.itemsize for step in strides]
-                array = np.ndarray(shape, dtype, raw, tensor.offset * dtype.itemsize, steps)
-            return to_float32(array)
+            with naming_faults(f"{path}: tensor {name!r:.100}"):
+                check_type(kind)
+                raw, steps = archive.read(member), [step * dtype.itemsize for step in strides]
+                return to_float32(np.ndarray(shape, dtype, raw, offset * dtype.itemsize, steps))
 
-        return StoredTensor(tensor.dtype, tuple(shape), n_bytes, float32)
+        return StoredTensor(kind, tuple(shape), n_bytes, float32)
 
-    with naming_faults(f"{path}: its tensors"):
-        tensors = {str(name): stored(name, tensor) for name, tensor in found.items()}
+    tensors = {}
+    for name, tensor in found.items():
+        with naming_faults(f"{path}: tensor {name!r:.100}"):
+            tensors[str(name)] = stored(name, tensor)
     arguments = whole.get("model_args")
     if not isinstance(arguments, dict):
         return tensors, {}

@@ -113,14 +113,12 @@ def read_safetensors(path):
 
     def stored(name, dtype, shape, begin, end):
         def float32():
-            where = f"{path}: tensor {name!r:.100}"
-            check_type(dtype, where)
-            raw = data[begin:end]
-            if data_start % 4:  # older files, OpenAI's GPT-2 among them, are not aligned: BLAS would copy each time
-                raw = np.fromfile(path, dtype=np.uint8, count=end - begin, offset=data_start + begin)
-            with naming_faults(where):  # [0, 2**62] takes no bytes, but NumPy has no such array
-                raw = raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape)
-            return to_float32(raw)
+            with naming_faults(f"{path}: tensor {name!r:.100}"):  # [0, 2**62] takes no bytes; NumPy has no such array
+                check_type(dtype)
+                raw = data[begin:end]
+                if data_start % 4:  # older files, OpenAI's GPT-2 among them, are not aligned: BLAS would copy each time
+                    raw = np.fromfile(path, dtype=np.uint8, count=end - begin, offset=data_start + begin)
+                return to_float32(raw.view(SAFETENSORS_DTYPES[dtype]).reshape(shape))
 
         return StoredTensor(dtype, tuple(shape), end - begin, float32)
 
@@ -175,10 +173,10 @@ def write_safetensors(path, tensors, metadata=None):
             file.write(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
 
 
-def check_type(dtype, where):
+def check_type(dtype):
     """Raise UserError unless a tensor that is asked for is of a type that weights have."""
     if dtype not in WEIGHTS:
-        raise UserError(f"{where}: weights of type {dtype:.60}; {', '.join(WEIGHTS)} are supported")
+        raise UserError(f"weights of type {dtype:.60}; {', '.join(WEIGHTS)} are supported")
 
 
 def is_list_of_sizes(value):

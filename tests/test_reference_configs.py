@@ -1,4 +1,4 @@
-"""Random GPT2Configs, saved by transformers and torch in the ways that they offer: right in all versions, or refused."""
+"""Random GPT2Configs, saved in the ways that transformers and torch offer: right in all versions, or refused."""
 
 # ruff: noqa: F401, F811 (fixtures come from elsewhere)
 import random
