@@ -66,9 +66,10 @@ def find_model(model, models_dir="models", weights=True):
             open_checkpoint(path)  # raises what is wrong with its weights, if that is it
             raise UserError(f"{path}: no config.json in this folder")
     if not is_hub_id:
+        known = ", ".join(name for name in ("tales", *same_models()) if "/" not in name)
         raise UserError(
             f"no model {model!r}{nearest(model, places)}: no such file or folder, none in {models_dir}, "
-            f"no known name (tales, {', '.join(HUB)}) and no hub id (org/name)"
+            f"no known name ({known}) and no hub id (org/name)"
         )
     cached = find_in_cache(repo)
     if cached:

@@ -32,7 +32,8 @@ def read_npz(path):
     tensors, files = {}, {}
     with naming_faults(f"{path}: not a whole .npz file"):
         archive = zipfile.ZipFile(path)  # stays open for the tensors: each time, it would read its whole table again
-    unpacked, packed = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+    unpacked = sum(max(member.file_size, member.compress_size) for member in archive.infolist())
+    packed = os.path.getsize(path)
     if unpacked > 1_000_000 + MAX_UNPACKED * packed:
         sizes = f"{in_units(packed)} that would unpack to {in_units(unpacked)}"
         raise UserError(f"{path}: {sizes}: a zip bomb? No weights shrink to a {MAX_UNPACKED}th")

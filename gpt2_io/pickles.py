@@ -165,7 +165,9 @@ def read_torch(path):
     folder = (pickle or "").removesuffix("data.pkl")
     if f"{folder}constants.pkl" in members:
         raise UserError(f"{path}: TorchScript, a program: save the state_dict() of the model that it was made of")
-    unpacked, size = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+    # Of the two sizes of a member a hostile zip makes one huge, and that much memory would be set aside.
+    unpacked = sum(max(member.file_size, member.compress_size) for member in archive.infolist())
+    size = os.path.getsize(path)
     if unpacked > size or len(members) != len(archive.infolist()) or any(m.compress_type for m in members.values()):
         raise UserError(f"{path}: {in_units(size)} would unpack to {in_units(unpacked)}: PyTorch writes no such zip")
     if pickle is None or members[pickle].file_size > MAX_PICKLE:
