@@ -113,7 +113,7 @@ BY_NAME = {  # pattern of a file's name -> what it is, and the way out
     r".*\.onnx(_data)?": "an ONNX graph, where weights have lost their names: take the folder it was exported from",
     r".*\.h5": f"weights of Keras: {SAVED_BY_TRANSFORMERS.format('from_tf=True')}",
     r".*\.msgpack": f"weights of Flax: {SAVED_BY_TRANSFORMERS.format('from_flax=True')}",
-    r"model\.ckpt(-\d+)?(\..+)?": TENSORFLOW,
+    r"model\.ckpt(-\d+)?\.(index|meta|data-.+)": TENSORFLOW,
 }  # fmt: skip
 GGML = "ggml's format before GGUF, which llama.cpp has left: make a .gguf with its convert_hf_to_gguf.py"
 BY_BEGIN = {  # first bytes of a file -> what it is, and the way out

@@ -404,6 +404,17 @@ def test_gguf_faults_are_named(tmp_path, monkeypatch):
     refused(tmp_path / "d.gguf", "pip install gguf")
 
 
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
+def test_pickles_are_refused_with_the_reason_and_the_way_out(tmp_path, name):
+    """Without the zip around them, as PyTorch wrote them before 1.6."""
+    folder = write_folder(tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    in_a_tar = b"sys_info" + bytes(249) + b"ustar" + bytes(99)
+    for data in (b"\x80\x04.", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", in_a_tar):
+        (folder / name).write_bytes(data)
+        refused(folder / name, name, "pickle", "any code", "before 1.6", "weights_only=True")
+
+
 # ---- names
 
 

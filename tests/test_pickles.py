@@ -231,15 +231,6 @@ def test_zips_that_torch_does_not_write(read, tmp_path):
         read(spoilt)["a"].float32()
 
 
-def test_older_formats_say_what_to_do(tmp_path, edge):
-    folder = write_folder(tmp_path / "m")
-    (folder / "model.safetensors").unlink()
-    for data in (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"sys_info" + bytes(249) + b"ustar" + bytes(300)):
-        (folder / "pytorch_model.bin").write_bytes(data)
-        with pytest.raises(UserError, match="pytorch_model.bin: .*before 1.6.*any code.*weights_only=True"):
-            utils.load_model(folder)
-
-
 @pytest.mark.reference
 def test_what_torch_writes_is_read_and_a_whole_object_is_not(tmp_path):
     import torch
