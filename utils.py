@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2_io.blas import blas_in_use
-from gpt2_io.checkpoint import PICKLES, check_tensors, open_checkpoint, read_config
+from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite
 from gpt2_io.command_line import run
 from gpt2_io.continuations import Continuations, choose_seed, read_stop
 from gpt2_io.errors import UserError, in_units
@@ -44,13 +44,16 @@ from gpt2_io.streams import print_texts
 from gpt2_io.tokenizer import in_quotes, load_encoder, merges_of
 
 
-def load_model(model="tales", models_dir="models"):
+def load_model(model="tales", models_dir="models", layout=""):
     """Load a model -> (encoder, hparams, params).
 
-    model, models_dir: see `find_model`. encoder: see `Encoder`. hparams, params: see `load_params`.
+    model, models_dir: see `find_model`. layout: see `open_checkpoint`. encoder: see `Encoder`. hparams, params: see
+    `load_params`. What the file has and a GPT-2 does not, such as a value head, is named on stderr.
     Raises UserError or OSError with a message for the user.
     """
-    checkpoint = open_checkpoint(find_model(model, models_dir))
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
+    for note in checkpoint.notes:
+        print(f"note: {note}", file=sys.stderr)
     encoder = load_encoder(checkpoint, read_config(checkpoint))
     return encoder, *load_params(checkpoint, encoder.n_vocab)
 
@@ -65,21 +68,23 @@ def encode_prompts(encoder, prompts):
     return [encoder.encode(prompt) or [encoder.eot_token] for prompt in prompts]
 
 
-def inspect_model(model="tales", models_dir="models"):
+def inspect_model(model="tales", models_dir="models", layout=""):
     """Print what a model is made of: its architecture, its parameters by part, and the memory it takes.
 
     Args:
         model: a model's name, folder or weight file.
         models_dir: where models are looked for by name.
+        layout: nanogpt, for linear weights [out, in] where the file does not tell.
     """
-    checkpoint = open_checkpoint(find_model(model, models_dir))
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
     encoder = load_encoder(checkpoint, config)
-    path = checkpoint.path
-    weight_files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     dtypes = sorted({tensor.dtype for tensor in tensors.values()})
-    print(f"{path}: {', '.join(dtypes)}, {in_units(sum(file.stat().st_size for file in weight_files))} on disk")
+    n_bytes = sum(file.stat().st_size for file in checkpoint.weight_files)
+    print(f"{checkpoint.path}: {', '.join(dtypes)}, {in_units(n_bytes)} on disk")
+    for line in (*checkpoint.recognised, *checkpoint.notes):
+        print(f"- {line}")
     print()
     rows = {key: config[key] for key in ("n_vocab", "n_ctx", "n_embd", "n_layer", "n_head")}
     rows["d_head"], rows["ffn width"] = config["n_embd"] // config["n_head"], config["n_inner"]
@@ -128,7 +133,7 @@ def tokenize(*texts, model="tales", models_dir="models", merges=False):
     """
     if not texts:
         raise UserError("no text: give at least one")
-    encoder = load_encoder(open_checkpoint(find_model(model, models_dir)))
+    encoder = load_encoder(open_checkpoint(find_model(model, models_dir, weights=False), weights=False))
     for n, text in enumerate(texts):
         print("\n" * (n > 0), end="")
         for i in encoder.encode(text):
@@ -139,7 +144,7 @@ def tokenize(*texts, model="tales", models_dir="models", merges=False):
                     print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
 
 
-def convert(model, out, models_dir="models", dtype=None):
+def convert(model, out, models_dir="models", dtype=None, layout=""):
     """Write a model in another format: as a .npz file, or as a folder with model.safetensors.
 
     Args:
@@ -147,6 +152,7 @@ def convert(model, out, models_dir="models", dtype=None):
         out: the file or folder to write; it must not exist yet.
         models_dir: where models are looked for by name.
         dtype: F32 or F16; by default F16 tensors stay F16, and all others become F32.
+        layout: nanogpt, for linear weights [out, in] where the file does not tell.
     """
     out = Path(out)
     if dtype not in (None, "F32", "F16"):
@@ -155,11 +161,12 @@ def convert(model, out, models_dir="models", dtype=None):
         raise UserError(f"{out}: a name that ends in .npz, or a folder, is expected")
     if out.exists():
         raise UserError(f"{out} exists already; choose another name, or remove it")
-    checkpoint = open_checkpoint(find_model(model, models_dir))
-    tensors = {}
-    for name, tensor in check_tensors(checkpoint, read_config(checkpoint)).items():
-        is_half = (dtype or tensor.dtype) == "F16"
-        tensors[name] = tensor.float32().astype(np.float16) if is_half else tensor.float32()
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
+    stored, tensors = check_tensors(checkpoint, read_config(checkpoint)), {}
+    for name, tensor in stored.items():
+        tensors[name] = read_finite(stored, name, checkpoint.path)
+        if (dtype or tensor.dtype) == "F16":
+            tensors[name] = as_half(tensors[name], name)
     if out.suffix == ".npz":
         write_npz(out, tensors, checkpoint.files)
     else:

@@ -1,5 +1,5 @@
 """Any format -> a checkpoint: its config and its tensors, checked by name and shape."""
-import re
+import json
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +8,10 @@ import numpy as np
 from gpt2_io.errors import UserError, listed
 from gpt2_io.files import TEXT_FILES, has_file, parse_json, read_text
 from gpt2_io.gguf import read_gguf
+from gpt2_io.layouts import arrange, what_it_is
 from gpt2_io.npz import read_npz
-from gpt2_io.safetensors import read_safetensors, read_sharded_safetensors
+from gpt2_io.pickles import read_torch
+from gpt2_io.safetensors import read_safetensors, read_shards, read_weight_map
 
 
 class Checkpoint(NamedTuple):
@@ -18,46 +20,75 @@ class Checkpoint(NamedTuple):
     path: Path
     tensors: dict  # name -> StoredTensor
     files: dict  # "config.json" -> its text, and so on for those of TEXT_FILES that there are
+    weight_files: tuple = ()  # paths
+    recognised: tuple = ()  # what was done so that names and shapes are Hugging Face's
+    notes: tuple = ()  # what whoever uses the model should know
 
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+WEIGHTS = (  # of a folder, the first that is there
+    "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+)  # fmt: skip
+OPENAI_FILES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}  # OpenAI's names of the same
 
 
-def open_checkpoint(path):
+def open_checkpoint(path, layout="", weights=True):
     """A model folder or weight file -> Checkpoint, with nothing but headers and small text files read.
 
     Text files are those in the folder; a .npz or .gguf file brings its own, else those beside it count.
-    Raises UserError for what is none of these, with what would work.
+    layout: "nanogpt" where linear weights are [out, in] and the file does not tell (see `arrange`).
+    weights: False for the text files alone, as for a folder that has a tokenizer and no weights that are read.
+    Raises UserError for what is none of these: what it is, and what would work.
     """
     path = Path(path)
-    if path.suffix in PICKLES and not path.is_dir():
-        raise UserError(
-            f"{path}: PyTorch's own format is not read: it is a pickle, which can run any code when it is opened. If "
-            "you trust it, load it with transformers; save_pretrained(folder) then writes it as model.safetensors"
-        )
+    if layout not in ("", "nanogpt"):
+        raise UserError(f"--layout takes nanogpt, not {layout!r:.60}")
+    if not weights:
+        return Checkpoint(path, {}, read_text_files(path))
+    weight_file = path
     if path.is_dir():
-        if has_file(path, "model.safetensors"):
-            tensors, files = read_safetensors(path / "model.safetensors"), {}
-        elif has_file(path, "model.safetensors.index.json"):
-            tensors, files = read_sharded_safetensors(path / "model.safetensors.index.json"), {}
-        else:
-            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf"))
-            pickles = sorted(p for p in path.iterdir() if p.suffix in PICKLES)
-            if pickles and not others:
-                return open_checkpoint(pickles[0])  # says why not
+        weight_file = next((path / name for name in WEIGHTS if has_file(path, name)), None)
+        if weight_file is None:
+            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf", *PICKLES))
             hint = f"; to use {others[0].name}, give its path" if others else ""
-            raise UserError(f"{path}: no model.safetensors in this folder{hint}")
-    elif path.suffix == ".safetensors":
-        tensors, files = read_safetensors(path), {}
-    elif path.suffix == ".npz":
-        tensors, files = read_npz(path)
-    elif path.suffix == ".gguf":
-        tensors, files = read_gguf(path)
-    else:
-        raise UserError(f"{path}: not a model: a folder, a .safetensors, .npz or .gguf file is expected")
+            raise UserError(f"{path}: {what_it_is(path) or f'no model.safetensors in this folder{hint}'}")
+    tensors, files, weight_files = read_weights(weight_file)
+    if weight_file.suffix not in (".npz", ".gguf") or not files:
+        files |= read_text_files(path)
+    tensors, recognised, notes = arrange(tensors, files, layout, path)
+    if has_file(path if path.is_dir() else path.parent, "adapter_config.json"):
+        notes.append("there is an adapter beside the weights (adapter_config.json): it is not applied")
+    return Checkpoint(path, tensors, files, tuple(weight_files), tuple(recognised), tuple(notes))
+
+
+def read_weights(path):
+    """A weight file, or an index of several -> {name: StoredTensor}, {file name: text} in it, paths of the files."""
+    what = what_it_is(path) if path.suffix not in (".safetensors", ".npz", ".gguf", ".json") else None
+    if what:
+        raise UserError(f"{path}: {what}")
+    if path.name in WEIGHTS and path.suffix == ".json":
+        read = read_safetensors if "safetensors" in path.name else lambda shard: read_torch(shard)[0]
+        files = sorted(set(read_weight_map(path).values()))
+        return read_shards(path, read), {}, [path.parent / file for file in files]
+    if path.suffix == ".safetensors":
+        return read_safetensors(path), {}, [path]
+    for suffixes, read in (((".npz",), read_npz), ((".gguf",), read_gguf), (PICKLES, read_torch)):
+        if path.suffix in suffixes:
+            return *read(path), [path]
+    raise UserError(f"{path}: not a model: a folder, a .safetensors, .npz, .gguf or .bin file is expected")
+
+
+def read_text_files(path):
+    """The text files of a model in a folder, or beside a file -> {name in Hugging Face's layout: text}."""
     folder = path if path.is_dir() else path.parent
-    files = files or {name: read_text(folder / name) for name in TEXT_FILES if has_file(folder, name)}
-    return Checkpoint(path, tensors, files)
+    found = {name: read_text(folder / name) for name in TEXT_FILES if has_file(folder, name)}
+    if "vocab.json" not in found and has_file(folder, "encoder.json"):  # as OpenAI and picoGPT name the same
+        found |= {name: read_text(folder / old) for old, name in OPENAI_FILES.items() if has_file(folder, old)}
+    if "config.json" not in found and has_file(folder, "hparams.json"):
+        sizes = parse_json(read_text(folder / "hparams.json"), f"{folder}: hparams.json")
+        renamed = {"n_vocab": "vocab_size", "n_ctx": "n_positions"}
+        found["config.json"] = json.dumps({renamed.get(key, key): value for key, value in sizes.items()})
+    return found
 
 
 # All of them are 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), which is what `gelu` computes.
@@ -68,7 +99,8 @@ def read_config(checkpoint):
     """Check a checkpoint's config.json -> dict.
 
     Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx,
-    eos_token_id (or None). Raises UserError, by name, for what is missing, no size, or a feature not supported.
+    tie_word_embeddings, eos_token_id (or None). Raises UserError, by name, for what is missing, no size, or a feature
+    that is not supported.
     """
     where = f"{checkpoint.path}: config.json"
     if "config.json" not in checkpoint.files:
@@ -82,11 +114,15 @@ def read_config(checkpoint):
     if config.get("model_type", "gpt2") != "gpt2":
         refuse("model_type", "only gpt2 is")
     if config.get("activation_function", "gelu_new") not in GELU_NAMES:
-        refuse("activation_function", f"GPT-2's gelu_new and its synonyms are ({', '.join(GELU_NAMES[1:])})")
+        refuse(
+            "activation_function",
+            f"GPT-2's gelu_new is, with its synonyms ({', '.join(GELU_NAMES[1:])}): each gpt2_v*.py spells out that "
+            "one in its own lines; use transformers for this model",
+        )
     if config.get("add_cross_attention", False):
         refuse("add_cross_attention", "only a decoder by itself is")
 
-    n_ctx = "n_ctx" if "n_ctx" in config and "n_positions" not in config else "n_positions"
+    n_ctx = next((key for key in ("n_positions", "n_ctx", "block_size") if key in config), "n_positions")
     sizes = {"n_vocab": "vocab_size", "n_ctx": n_ctx, "n_embd": "n_embd", "n_head": "n_head", "n_layer": "n_layer"}
     missing = [key for key in sizes.values() if key not in config]
     if missing:
@@ -97,7 +133,10 @@ def read_config(checkpoint):
     if config["n_embd"] % config["n_head"]:
         refuse("n_head", f"n_embd {config['n_embd']} cannot be divided by it")
 
-    features = {"layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
+    features = {
+        "layer_norm_epsilon": 1e-5, "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
     for key, default in features.items():
         features[key] = config.get(key, default)
         if type(features[key]) is not type(default):
@@ -137,18 +176,17 @@ def expected_shapes(config):
 def check_tensors(checkpoint, config):
     """The tensors that a GPT-2 of this config has -> {name: StoredTensor}, in order.
 
-    A prefix `transformer.` is taken off. The buffers `attn.bias` and `attn.masked_bias` (the causal mask, in old
-    files) are left out, and so is an `lm_head.weight` that equals `wte.weight`, which GPT-2 uses in its place.
-    Raises UserError for missing, unexpected and wrongly shaped tensors, by name, before any weight is used.
+    An `lm_head.weight` that equals `wte.weight` is left out: GPT-2 uses the one matrix in both places. It may be there
+    under either name. Raises UserError for missing, unexpected and wrongly shaped tensors, by name, before any weight
+    is used.
     """
-    where, found = checkpoint.path, {}
-    for full_name, tensor in checkpoint.tensors.items():
-        name = full_name.removeprefix("transformer.")
-        if name in found:
-            raise UserError(f"{where}: {name:.100} is there twice, with and without the prefix 'transformer.'")
-        if not re.fullmatch(r"h\.\d+\.attn\.(masked_)?bias", name):
-            found[name] = tensor
+    where, found = checkpoint.path, dict(checkpoint.tensors)
     lm_head = found.pop("lm_head.weight", None)
+    if not config["tie_word_embeddings"] and (lm_head is None or "wte.weight" not in found):
+        lacking = "lm_head.weight" if lm_head is None else "wte.weight"
+        raise UserError(f"{where}: config.json says tie_word_embeddings false, but there is no {lacking}")
+    if "wte.weight" not in found and lm_head is not None:
+        found["wte.weight"], lm_head = lm_head, None
 
     if config["n_layer"] > len(found):  # before names are made up from a number that may be absurd
         raise UserError(f"{where}: {len(found)} tensors in all, but config.json says n_layer {config['n_layer']}")
@@ -181,6 +219,26 @@ def tie(lm_head, wte, where):
         if not {lm_head.dtype, wte.dtype} <= {"F64", "F32", "F16", "BF16"} and error < 0.1 * size:
             return max(lm_head, wte, key=lambda tensor: tensor.n_bytes)
     raise UserError(
-        f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false), which is not supported: "
-        "in the models that are, wte serves as both"
+        f"{where}: lm_head.weight differs from wte.weight (tie_word_embeddings false), which is not supported: in the "
+        "models that are, wte serves as both; use transformers for this one"
     )
+
+
+def read_finite(tensors, name, where):
+    """A tensor as float32, without NaN and infinity: one of them would spread to all logits, in silence."""
+    x = tensors[name].float32()
+    with np.errstate(all="ignore"):
+        squares = np.vdot(x, x)  # by far the fastest way to read all numbers; finite only if they are
+    if not np.isfinite(squares) and not np.all(np.isfinite(x)):
+        raise UserError(f"{where}: {name} holds NaN or infinity; the file is damaged, get it again")
+    return x
+
+
+def as_half(array, name):
+    """A finite float32 array -> float16. Raises UserError, by name, where a number would become infinite."""
+    with np.errstate(over="ignore"):
+        half = array.astype(np.float16)
+    if not np.all(np.isfinite(half)):
+        largest = np.max(np.abs(array))
+        raise UserError(f"{name}: {largest:g} would become infinite in F16, which ends at 65504: use --dtype F32")
+    return half

@@ -1,5 +1,7 @@
 """Files: read and checked, replaced whole or not at all, locked."""
 import contextlib
+import errno
+import functools
 import json
 import os
 import sys
@@ -73,19 +75,23 @@ def has_file(folder, name):
     return True
 
 
+@functools.cache
+def say_once(text):
+    print(text, file=sys.stderr)
+
+
 @contextlib.contextmanager
 def locked(path):
     """Hold a lock file, so that of two processes one waits until the other is done."""
     while True:
         file = open(path, "ab")  # noqa: SIM115 (closed below, or by the next round)
-        if fcntl:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        try:
+            if not lock(file):
                 print(f"waiting for another process that downloads {path.stem}", file=sys.stderr)
-                fcntl.flock(file, fcntl.LOCK_EX)
-        else:
-            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
+                while not lock(file, wait=True):
+                    pass
+        except OSError as error:  # downloads go on without: what arrives is checked
+            say_once(f"note: this file system gives no locks ({error.strerror}): do not start a download of it twice")
         # The one before may have removed the file that was waited for: then the lock is worth nothing.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
@@ -106,13 +112,34 @@ def is_json_object(line):
         return False
 
 
+TAKEN = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK)  # what systems say of a lock that another has
+
+
+def lock(file, wait=False):
+    """Lock an open file as long as it is open -> whether it is now, and not another process's.
+
+    wait: wait for the other, if need be only for a while. Raises OSError where the file system gives no locks, as some
+    network drives do.
+    """
+    try:
+        if fcntl:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        else:
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
+    except OSError as error:
+        if error.errno not in TAKEN:
+            raise
+        return False
+    return True
+
+
 def try_to_lock(file, message):
     """Lock an open file as long as it is open. Raises UserError with the message if another process has it locked."""
     try:
-        if fcntl:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        else:
-            file.seek(0)
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    except OSError:
-        raise UserError(message) from None
+        is_ours = lock(file)
+    except OSError as error:
+        reason = f"the file system gives no locks ({error.strerror}), so two jobs could write over each other"
+        raise UserError(f"{file.name}: {reason}: choose a place on another disk") from None
+    if not is_ours:
+        raise UserError(message)

@@ -23,6 +23,8 @@ def read_npz(path):
     def stored(member, name, dtype, shape, n_bytes):
         def float32():
             with naming_faults(f"{path}: tensor {name!r:.100}"), archive.open(member) as file:
+                if dtype.kind != "f":
+                    raise UserError(f"an array of dtype {dtype}, not of floats")
                 return to_float32(np.lib.format.read_array(file, allow_pickle=False))
 
         return StoredTensor(FLOATS.get(dtype.name, dtype.name), shape, n_bytes, float32)
@@ -30,7 +32,8 @@ def read_npz(path):
     tensors, files = {}, {}
     with naming_faults(f"{path}: not a whole .npz file"):
         archive = zipfile.ZipFile(path)  # stays open for the tensors: each time, it would read its whole table again
-    unpacked, packed = sum(member.file_size for member in archive.infolist()), os.path.getsize(path)
+    unpacked = sum(max(member.file_size, member.compress_size) for member in archive.infolist())
+    packed = os.path.getsize(path)
     if unpacked > 1_000_000 + MAX_UNPACKED * packed:
         sizes = f"{in_units(packed)} that would unpack to {in_units(unpacked)}"
         raise UserError(f"{path}: {sizes}: a zip bomb? No weights shrink to a {MAX_UNPACKED}th")
@@ -50,9 +53,7 @@ def read_npz(path):
                     raise UserError(f"version {version} of the .npy format; 1.0 and 2.0 are supported")
                 shape, _, dtype = NPY_HEADERS[version](file)
                 n_bytes, n_found = math.prod(shape) * dtype.itemsize, member.file_size - file.tell()
-                if dtype.kind != "f":
-                    raise UserError(f"an array of dtype {dtype}, not of floats")
-                if n_bytes != n_found:
+                if n_bytes != n_found and not dtype.hasobject:
                     asked = f"{dtype} of shape {str(list(shape)):.60}"
                     raise UserError(f"{asked} takes another number of bytes than the {n_found} of the file")
                 tensors[name] = stored(member, name, dtype, shape, n_bytes)

@@ -3,8 +3,7 @@ import math
 
 import numpy as np
 
-from gpt2_io.checkpoint import check_tensors, read_config
-from gpt2_io.errors import UserError
+from gpt2_io.checkpoint import check_tensors, read_config, read_finite
 
 
 def load_params(checkpoint, n_tokens=None):
@@ -22,13 +21,7 @@ def load_params(checkpoint, n_tokens=None):
     config["n_vocab"] = min(config["n_vocab"], n_tokens or config["n_vocab"])
 
     def array(name):
-        """A tensor as float32, without NaN and infinity: one of them would spread to all logits, in silence."""
-        x = tensors[name].float32()
-        with np.errstate(all="ignore"):
-            squares = np.vdot(x, x)  # by far the fastest way to read all numbers; finite only if they are
-        if not np.isfinite(squares) and not np.all(np.isfinite(x)):
-            raise UserError(f"{checkpoint.path}: {name} holds NaN or infinity; the file is damaged, get it again")
-        return x
+        return read_finite(tensors, name, checkpoint.path)
 
     def linear(name):
         return {"w": array(f"{name}.weight"), "b": array(f"{name}.bias")}

@@ -10,9 +10,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class FakeHub:
     """files: {path: bytes}; faults: {path: [what to do at the first request, at the second, ...]}, then all is well.
 
-    A fault is a status to answer, or one of: "cut" (closes half way), "cut without length", "ignore range" (answers 200
-    to a Range), "wrong range" (206 from elsewhere), "without length", "chunked", "gzip", "web page", "web page as
-    binary", "other bytes", "stall" (half, then nothing), "slowly", "redirect" (with X-Linked-Size and -Etag).
+    A fault is a status to answer, or (status, headers), or one of: "cut" (closes half way), "cut without length",
+    "ignore range" (answers 200 to a Range), "wrong range" (206 from elsewhere), "without length", "chunked", "gzip",
+    "web page", "web page as binary", "other bytes", "stall" (half, then nothing), "slowly", "redirect" (with
+    X-Linked-Size and -Etag).
     requests: [(path, headers)] as they came. pieces, pause: how many pieces "slowly" makes, and the seconds after each.
     """
 
@@ -62,8 +63,9 @@ class FakeHub:
         data = self.files.get(path)
         if fault is None and data is None:
             fault = 404
-        if isinstance(fault, int):
-            return self.send(request, fault, b"<html>no</html>", {"Content-Type": "text/html"})
+        if isinstance(fault, (int, tuple)):
+            status, headers = fault if isinstance(fault, tuple) else (fault, {})
+            return self.send(request, status, b"<html>no</html>", {"Content-Type": "text/html", **headers})
         if fault == "redirect":
             etag = f'"{hashlib.sha256(data).hexdigest()}"'
             headers = {"Location": f"/cdn{path}", "X-Linked-Size": str(len(data)), "X-Linked-Etag": etag}

@@ -1,11 +1,13 @@
 """Downloads from a server that misbehaves: what arrives is whole and right, or nothing stands under the final name."""
 
 # ruff: noqa: F401, F811 (fixtures come from model_files)
+import contextlib
 import errno
 import hashlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import sys
 import time
@@ -14,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
+import urllib3
 from fake_hub import FakeHub
 from model_files import (
     CONFIG,
@@ -27,10 +31,13 @@ from model_files import (
     safetensors_bytes,
 )
 from tiny import ROOT, VERSIONS
+from torch_files import torch_bytes
 
 import utils
-from gpt2_io.files import locked
-from gpt2_io.hub import RETRY_PAUSES, fetch, find_model, has_weights
+from gpt2_io.downloads import RETRY_PAUSES, fetch
+from gpt2_io.errors import UserError
+from gpt2_io.files import lock, locked, say_once, try_to_lock
+from gpt2_io.hub import find_model, has_weights
 
 WEIGHTS = "/org/name/resolve/main/model.safetensors"
 CONFIG_JSON = "/org/name/resolve/main/config.json"
@@ -49,7 +56,7 @@ def hub(monkeypatch, tmp_path):
     """A server with the model org/name; retries do not wait, and we are in an empty directory with models/."""
     (tmp_path / "elsewhere" / "models").mkdir(parents=True)  # else downloads go beside utils.py
     monkeypatch.chdir(tmp_path / "elsewhere")
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add_model("org/name", FILES)
@@ -80,7 +87,7 @@ def test_a_model_is_downloaded_loaded_and_not_asked_for_again(hub, tmp_path):
 
 
 def test_a_known_name_and_where_it_goes(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.KNOWN_FILES", {})
+    monkeypatch.setattr("gpt2_io.downloads.KNOWN_FILES", {})
     hub.add_model("openai-community/gpt2", FILES)
     hub.add_model("distilbert/distilgpt2", FILES)
     assert find_model("124M") == Path("models/124M")
@@ -159,7 +166,7 @@ def test_a_connection_that_closes_half_way_is_resumed_by_the_next_run(hub, tmp_p
 
 def test_three_retries_with_growing_pauses(hub, tmp_path, monkeypatch):
     pauses = []
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", PAUSES)
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", PAUSES)
     monkeypatch.setattr(time, "sleep", pauses.append)
     hub.fault(WEIGHTS, "cut", 503, "cut")
     find_model("org/name", tmp_path)
@@ -220,7 +227,7 @@ def test_a_list_of_merges_that_is_cut_without_content_length(hub, tmp_path):
 
 
 def test_a_server_that_falls_silent(hub, tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.TIMEOUT", (1, 0.1))
+    monkeypatch.setattr("gpt2_io.downloads.TIMEOUT", (1, 0.1))
     hub.fault(WEIGHTS, "stall")
     find_model("org/name", tmp_path)
     assert_downloaded(tmp_path / "org" / "name")
@@ -285,16 +292,34 @@ def test_each_answer_has_its_own_line(hub, tmp_path, answer):
     assert len(hub.requests) == (4 if answer in (500, 429) else 1)
 
 
-def test_a_model_that_is_not_there_and_one_with_a_pickle_only(hub, tmp_path, edge):
+def test_a_model_that_is_not_there(hub, tmp_path, edge):
     result = edge(VERSIONS[0].module.main, "x", "--model", "org/none", "--models_dir", tmp_path)
     assert_one_line(result, "org/none", "404", "--model tales", "folder")
     del hub.files[WEIGHTS]
-    hub.add_model("org/name", {"pytorch_model.bin": b"\x80\x04."})
-    assert_one_line(edge(utils.COMMANDS, "download", "org/name"), "no model.safetensors", "pickle")
+    result = edge(utils.COMMANDS, "download", "org/name")
+    assert_one_line(result, "org/name has none of model.safetensors", "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_model_in_pytorch_s_format(hub, tmp_path, cut):
+    del hub.files[WEIGHTS]
+    hub.add_model("org/name", {"pytorch_model.bin": torch_bytes(make_tensors())})
+    path = "/org/name/resolve/main/pytorch_model.bin"
+    hub.fault(path, *["cut without length"] * cut)
+    np.testing.assert_array_equal(utils.load_model("org/name", tmp_path)[2]["wte"], make_tensors()["wte.weight"])
+    assert hub.ranges("pytorch_model.bin") == [None] * (1 + cut)  # what came first was no whole file
+
+
+def test_a_shard_that_is_not_there_is_named_with_its_index(hub, tmp_path):
+    del hub.files[WEIGHTS]
+    index = {"weight_map": {"wte.weight": "model-1.safetensors"}}
+    hub.add_model("org/name", {"model.safetensors.index.json": json.dumps(index)})
+    with pytest.raises(UserError, match="model-1.safetensors: 404.*though model.safetensors.index.json names it"):
+        find_model("org/name", tmp_path)
 
 
 def test_no_network(tmp_path, monkeypatch):
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", (0, 0, 0))
     for endpoint, words in (("http://127.0.0.1:9", "no answer"), ("nonsense", "nonsense"), ("http://", "URL")):
         monkeypatch.setenv("HF_ENDPOINT", endpoint)
         with pytest.raises(ValueError, match=f"cannot get org/name: .*{words}.*--model tales") as caught:
@@ -324,7 +349,143 @@ def test_the_token_goes_to_the_hub_and_to_no_other_host(hub, tmp_path, monkeypat
         assert "Authorization" not in cdn.requests[-1][1]
 
 
+def test_the_token_of_hf_auth_login_after_hf_token(hub, tmp_path, monkeypatch):
+    def sent():
+        with contextlib.suppress(UserError):
+            find_model("org/name", tmp_path / str(len(hub.requests)))
+        return hub.requests[-1][1].get("Authorization")
+
+    assert sent() is None
+    (tmp_path / "no such cache").mkdir()
+    (tmp_path / "no such cache" / "token").write_text("hf_file\n", encoding="utf-8")
+    assert sent() == "Bearer hf_file"
+    hub.fault(CONFIG_JSON, 401)
+    with pytest.raises(UserError, match="the token in .*no such cache.token is refused") as caught:
+        find_model("org/name", tmp_path / "x")
+    assert "hf_file" not in str(caught.value)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "mine"))
+    assert sent() is None
+    (tmp_path / "mine").write_text("hf_mine", encoding="utf-8")
+    assert sent() == "Bearer hf_mine"
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert sent() == "Bearer hf_secret"
+    for spoilt in ("two words", "hf_ä"):
+        monkeypatch.setenv("HF_TOKEN", spoilt)
+        with pytest.raises(UserError, match="HF_TOKEN holds characters"):
+            find_model("org/name", tmp_path / "y")
+
+
+# ---- what no other attempt can mend, and how long to wait
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """The pauses between attempts, which are not made."""
+    made = []
+    monkeypatch.setattr("gpt2_io.downloads.time.sleep", made.append)
+    return made
+
+
+def test_tls_is_named_and_not_tried_again(hub, tmp_path, monkeypatch, pauses):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("http:", "https:"))  # it speaks no TLS
+    with pytest.raises(UserError, match="TLS: .*(SSL|TLS).*REQUESTS_CA_BUNDLE") as caught:
+        find_model("org/name", tmp_path)
+    assert "Max retries" not in str(caught.value) and pauses == []
+
+
+def test_a_certificate_that_is_not_trusted(tmp_path, monkeypatch, pauses):
+    reason = urllib3.exceptions.SSLError(ssl.SSLCertVerificationError(1, "certificate verify failed: self-signed"))
+
+    def get(url, **options):
+        raise requests.exceptions.SSLError(urllib3.exceptions.MaxRetryError(None, url, reason))
+
+    monkeypatch.setattr(requests, "get", get)
+    with pytest.raises(UserError, match="TLS: .*certificate verify failed: self-signed"):
+        fetch("https://hub/x", tmp_path / "x")
+    assert pauses == []
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_is_not_there_is_named_and_not_tried_again(tmp_path, monkeypatch, pauses, scheme):
+    monkeypatch.setenv("NO_PROXY", "")
+    monkeypatch.setenv(f"{scheme}_proxy", "http://me:secret@127.0.0.1:9")
+    with pytest.raises(UserError, match="the proxy: .*HTTPS_PROXY") as caught:
+        fetch(f"{scheme}://127.0.0.1:8/x", tmp_path / "x")
+    assert "secret" not in str(caught.value) and pauses == []
+
+
+def test_a_proxy_that_wants_a_password(hub, tmp_path, pauses):
+    hub.fault(CONFIG_JSON, 407)
+    with pytest.raises(UserError, match="407, the proxy wants a name and a password"):
+        find_model("org/name", tmp_path)
+    assert len(hub.requests) == 1 and pauses == []
+
+
+NOW = 1_700_000_000  # Tue, 14 Nov 2023 22:13:20 GMT
+WAITS = {  # headers of a 429 -> seconds before the next attempt
+    "seconds": ({"Retry-After": "40"}, 40),
+    "a date": ({"Retry-After": "Tue, 14 Nov 2023 22:14:20 GMT"}, 60),
+    "a date in the past": ({"Retry-After": "Tue, 14 Nov 2000 22:14:20 GMT"}, 0),
+    "nonsense": ({"Retry-After": "soon"}, 0),
+    "the hub's own": ({"RateLimit": '"api";r=0;t=55'}, 55),
+    "both": ({"Retry-After": "40", "RateLimit": '"api";r=0;t=55'}, 40),
+    "none": ({}, 0),
+}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("how", WAITS)
+def test_the_wait_that_a_server_asks_for_is_kept(hub, tmp_path, monkeypatch, pauses, capsys, how, status):
+    monkeypatch.setattr("gpt2_io.downloads.time.time", lambda: NOW)
+    headers, seconds = WAITS[how]
+    hub.fault(WEIGHTS, (status, headers), (status, headers))
+    find_model("org/name", tmp_path)
+    assert pauses == [seconds, seconds]
+    assert capsys.readouterr().err.count(f"{status}; waiting {seconds} seconds, as it asks") == (2 if seconds else 0)
+    assert_downloaded(tmp_path / "org" / "name")
+
+
+def test_a_wait_of_hours_is_told_and_not_sat_out(hub, tmp_path, pauses):
+    hub.fault(CONFIG_JSON, (429, {"Retry-After": "7200"}))
+    with pytest.raises(UserError, match="429, it asks for 7200 seconds; the next run goes on"):
+        find_model("org/name", tmp_path)
+    assert pauses == [] and len(hub.requests) == 1
+
+
 # ---- disks and neighbours
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def no_locks(request, monkeypatch):
+    """A file system without locks, as some network drives are."""
+    fcntl = pytest.importorskip("fcntl")
+
+    def flock(file, how):
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    say_once.cache_clear()
+    return os.strerror(request.param)
+
+
+def test_downloads_go_on_where_there_are_no_locks_and_say_so_once(hub, tmp_path, no_locks, capsys):
+    find_model("org/name", tmp_path)
+    assert_downloaded(tmp_path / "org" / "name")
+    assert capsys.readouterr().err.count(f"note: this file system gives no locks ({no_locks})") == 1
+
+
+def test_a_lock_that_a_file_system_cannot_give_is_no_other_job(tmp_path, no_locks):
+    with open(tmp_path / "out.jsonl", "ab") as file, pytest.raises(UserError) as caught:
+        try_to_lock(file, "another job is writing it")
+    assert no_locks in str(caught.value) and "another job" not in str(caught.value)
+    assert str(tmp_path / "out.jsonl") in str(caught.value)
+
+
+def test_a_lock_that_another_has_is_another_job(tmp_path):
+    with open(tmp_path / "x", "ab") as ours, open(tmp_path / "x", "ab") as theirs:
+        assert lock(theirs) and not lock(ours)
+        with pytest.raises(UserError, match="^another job is writing it$"):
+            try_to_lock(ours, "another job is writing it")
 
 
 def test_a_full_disk_says_so_and_leaves_no_final_name(hub, tmp_path, monkeypatch):

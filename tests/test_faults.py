@@ -38,7 +38,8 @@ from tiny import ROOT
 
 import gpt2_v4_sampling as v4
 import utils
-from gpt2_io.hub import find_model, has_weights, sha256_of
+from gpt2_io.downloads import sha256_of
+from gpt2_io.hub import find_model, has_weights
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix")
 
@@ -442,7 +443,7 @@ def test_a_weight_file_that_is_cut_while_it_is_mapped_ends_the_process(tmp_path)
 def test_a_file_that_grows_shorter_while_it_is_downloaded(tmp_path, monkeypatch):
     """Somebody else cuts the part: the next attempt starts from there, and the checks at the end hold."""
     folder = tmp_path / "org" / "name"
-    monkeypatch.setattr("gpt2_io.hub.RETRY_PAUSES", (0, 0, 0))
+    monkeypatch.setattr("gpt2_io.downloads.RETRY_PAUSES", (0, 0, 0))
     with FakeHub() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add_model("org/name", FILES)
@@ -453,7 +454,7 @@ def test_a_file_that_grows_shorter_while_it_is_downloaded(tmp_path, monkeypatch)
                 cut.append(os.truncate(part, 100))
             return sha256_of(part)
 
-        monkeypatch.setattr("gpt2_io.hub.sha256_of", cut_first)
+        monkeypatch.setattr("gpt2_io.downloads.sha256_of", cut_first)
         hub.fault("/org/name/resolve/main/model.safetensors", "redirect", None, "redirect", None)
         find_model("org/name", tmp_path)
     assert cut and {path.name: path.read_bytes() for path in folder.iterdir()} == FILES

@@ -20,6 +20,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch_files
 from model_files import CONFIG, MERGES, clean_environment, edge, make_tensors, make_vocab, merges_txt, write_folder
 from tiny import ROOT, random_model
 
@@ -377,6 +378,34 @@ class Strategies:
 
         kinds = st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
         return st.builds(archive, members, st.booleans(), kinds, st.none() | st.none() | st.integers(0, 3000))
+
+    def torch(self):
+        st = self.st
+        numbers = st.sampled_from([0, 1, 2, 3, *BIG_INTS[:-1]])
+        leaves = st.none() | st.booleans() | numbers | st.sampled_from(["0", "1", "storage", "cpu", "é", "x" * 300])
+        names = [
+            "torch.FloatStorage", "torch.HalfStorage", "torch.UntypedStorage", "torch.float8_e5m2", "os.system",
+            "torch._utils._rebuild_tensor_v2", "torch._utils._rebuild_tensor_v3", "torch._utils._rebuild_parameter",
+            "collections.OrderedDict", "builtins.eval", "torch.storage._load_from_bytes",
+        ]  # fmt: skip
+        sizes = st.lists(numbers, max_size=3).map(tuple)
+        kinds, keys = st.sampled_from(["Float", "Half", "Byte", "Odd"]), st.sampled_from(["0", "1", "7"])
+        tensors = st.builds(torch_files.tensor, kinds, keys, numbers, numbers, sizes, sizes)
+        steps = st.binary(max_size=6).map(torch_files.Raw)
+
+        def called(function, arguments):
+            return torch_files.Raw(torch_files.steps_of(function) + torch_files.steps_of(arguments) + b"R")
+
+        def larger(inner):
+            lists = st.lists(inner, max_size=7)
+            keys = st.sampled_from(["model", "model_args", *NAMES]) | st.integers(0, 3)
+            return lists | lists.map(tuple) | st.builds(called, inner, inner) | st.dictionaries(keys, inner, max_size=5)
+
+        single = leaves | st.sampled_from(names).map(torch_files.named) | tensors | steps
+        values = st.recursive(single, larger, max_leaves=12).map(torch_files.steps_of)
+        odd = values.map(lambda steps: torch_files.zip_of(steps, {"0": bytes(12), "1": bytes(6)}))
+        whole = st.sampled_from(self.seeds)
+        return odd | whole | st.builds(lambda data, n: data[:n], whole, st.integers(0, 5000))
 
     def config(self):
         keys = [*fuzz_targets.SMALL, "n_ctx", "add_cross_attention", "eos_token_id"]

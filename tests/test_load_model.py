@@ -20,6 +20,7 @@ from model_files import (
     write_gguf,
 )
 from tiny import ROOT, VERSIONS
+from torch_files import torch_bytes
 
 import utils
 from gpt2_io.checkpoint import expected_shapes
@@ -317,7 +318,7 @@ def test_npz_faults_are_named(tmp_path):
     del missing["wpe.weight"]
     np.savez(path, **missing)
     refused(path, path, "missing", "wpe.weight")
-    np.savez(path, **{**tensors, "wpe.weight": np.array([print, {}], dtype=object)})
+    np.savez(path, **{**tensors, "wpe.weight": np.full((16, 12), print, dtype=object)})
     refused(path, path, "wpe.weight", "object")
     np.savez(path, **{**tensors, "wpe.weight": np.ones((16, 12), np.int64)})
     refused(path, path, "wpe.weight", "int64")
@@ -405,11 +406,13 @@ def test_gguf_faults_are_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.ckpt"])
 def test_pickles_are_refused_with_the_reason_and_the_way_out(tmp_path, name):
+    """Without the zip around them, as PyTorch wrote them before 1.6."""
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors").unlink()
-    (folder / name).write_bytes(b"\x80\x04.")
-    for model in (folder, folder / name):
-        refused(model, name, "pickle", "run any code", "save_pretrained")
+    in_a_tar = b"sys_info" + bytes(249) + b"ustar" + bytes(99)
+    for data in (b"\x80\x04.", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", in_a_tar):
+        (folder / name).write_bytes(data)
+        refused(folder / name, name, "pickle", "any code", "before 1.6", "weights_only=True")
 
 
 # ---- names
@@ -504,6 +507,32 @@ def test_a_name_that_is_none(elsewhere, model, edge, monkeypatch):
         assert_one_line(result, "'nope'", "tales", "124M", "distilgpt2", "org/name")
 
 
+@pytest.mark.parametrize(
+    "names", [[name, repo.split("/")[1], repo] for name, repo in HUB.items()], ids=lambda names: names[0]
+)
+def test_the_names_of_a_known_model_mean_the_same(tmp_path, elsewhere, names, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for there in names:
+        folder = write_folder(tmp_path / there.replace("/", "-") / there)
+        for given in names:
+            assert find_model(given, tmp_path / there.replace("/", "-")) == folder
+    cached = write_folder(tmp_path / f"no such cache/hub/models--{names[2].replace('/', '--')}/snapshots/abc")
+    assert {find_model(given, "none") for given in names} == {cached}
+
+
+@pytest.mark.parametrize(
+    "typed, meant",
+    [("gpt-2", "gpt2"), ("GPT2", "gpt2"), ("124m", "124M"), ("gpt2-meduim", "gpt2-medium"), ("gpt2xl", "gpt2-xl"),
+     ("distillgpt2", "distilgpt2"), ("openai-comunity/gpt2", "openai-community/gpt2"), ("tale", "tales"),
+     ("my-modle", "my-model")],
+)  # fmt: skip
+def test_a_mistyped_name_gets_the_nearest(tmp_path, elsewhere, monkeypatch, edge, typed, meant):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    write_folder(elsewhere / "models" / "my-model")
+    assert_one_line(edge(utils.COMMANDS, "inspect", typed), typed, f"(did you mean {meant}?)")
+    assert "mean" not in edge(utils.COMMANDS, "inspect", "nothing-like-it").stderr
+
+
 def test_offline_never_opens_a_connection(tmp_path, elsewhere, monkeypatch):
     def no_socket(*args, **kwargs):
         raise AssertionError("a socket was made")
@@ -545,12 +574,12 @@ def test_a_folder_in_models_dir_that_is_no_model(tmp_path):
         utils.load_model("mine", tmp_path)
 
 
-def test_a_cached_pickle_does_not_count(tmp_path, elsewhere, monkeypatch):
+def test_a_cached_model_in_pytorch_s_format_counts(tmp_path, elsewhere, monkeypatch):
     folder = write_folder(tmp_path / "no such cache/hub/models--org--name/snapshots/abc")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    (folder / "pytorch_model.bin").write_bytes(torch_bytes(make_tensors()))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(ValueError, match="cannot get org/name"):
-        find_model("org/name")
+    np.testing.assert_array_equal(utils.load_model("org/name")[2]["wte"], make_tensors()["wte.weight"])
 
 
 def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, edge):

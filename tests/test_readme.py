@@ -1,9 +1,13 @@
-"""The table "given X, what happens" of the README names a test for each of its rows."""
+"""The tables "given X, what happens" name a test for each of their rows."""
 import ast
 import functools
 import re
 
+import pytest
 from tiny import ROOT
+
+HEAD = "| given | what happens | test |"
+PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if HEAD in path.read_text("utf-8")]
 
 
 @functools.cache
@@ -13,12 +17,18 @@ def functions_of(file):
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
-def test_each_row_of_the_table_names_tests_that_exist():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = text[text.index("| given | what happens | test |") :].split("\n\n")[0].splitlines()[2:]
-    assert len(table) > 25
-    for row in table:
-        named = re.findall(r"`(test_\w+)::(test_\w+)`", row)
-        assert named, row
-        for file, test in named:
-            assert test in functions_of(file), row
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_each_row_of_the_tables_names_tests_that_exist(path):
+    for table in path.read_text(encoding="utf-8").split(HEAD)[1:]:
+        rows = table.split("\n\n")[0].strip().splitlines()[1:]
+        assert rows
+        for row in rows:
+            named = re.findall(r"`(test_\w+)::(test_\w+)`", row)
+            assert named, row
+            for file, test in named:
+                assert test in functions_of(file), row
+
+
+def test_the_page_about_checkpoints_has_the_most():
+    text = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    assert sum(line.endswith("` |") for line in text.splitlines()) > 40

@@ -21,7 +21,7 @@ from tiny import ROOT
 
 import utils
 from gpt2_io.checkpoint import Checkpoint
-from gpt2_io.hub import KNOWN_FILES, sha256_of
+from gpt2_io.downloads import KNOWN_FILES, sha256_of
 from gpt2_io.tokenizer import load_encoder
 
 TALES = ROOT / "models" / "tales"

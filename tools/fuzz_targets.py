@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import math
+import pickletools
 import struct
 import warnings
 import zipfile
@@ -25,6 +26,7 @@ from model_files import (
     write_folder,
     write_gguf,
 )
+from torch_files import torch_bytes
 
 import utils
 from gpt2_io.npz import write_npz
@@ -187,6 +189,41 @@ def change_npz(data, rng):
     return made.getvalue() if rng.random() < 0.8 else change_bytes(made.getvalue(), rng)
 
 
+TORCH_WORDS = [b"torch.HalfStorage", b"os.system", b"torch.storage._load_from_bytes", b"torch.uint16", b"0"]
+STEPS = [opcode.code.encode("latin-1") for opcode in pickletools.opcodes]
+
+
+def change_torch(data, rng):
+    """Another step, number or name in the pickle, or another file in the zip."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = [[info.filename, archive.read(info)] for info in archive.infolist()]
+        member = next(member for member in members if member[0].endswith("data.pkl"))
+    except Exception:  # a broken archive: zipfile raises many kinds
+        return change_bytes(data, rng)
+    what = rng.randrange(8)
+    if what < 5:
+        pickle = bytearray(member[1])
+        for _ in range(rng.choice((1, 1, 2, 5))):
+            i = rng.randrange(len(pickle) + 1)
+            pickle[i : i + rng.choice((0, 1, 1, 3))] = rng.choice((rng.choice(STEPS), rng.randbytes(1), b"\xff" * 4))
+        member[1] = bytes(pickle)
+    elif what == 5:
+        member[1] = member[1].replace(b"torch\nFloatStorage", rng.choice(TORCH_WORDS).replace(b".", b"\n"), 1)
+    else:
+        one = rng.choice(members)
+        if rng.random() < 0.5:
+            one[1] = change_bytes(one[1], rng)
+        else:
+            one[0] = rng.choice((rng.choice(members)[0], "archive/constants.pkl", "archive/data/0", "../x", "x" * 3000))
+    made = io.BytesIO()
+    with warnings.catch_warnings(), zipfile.ZipFile(made, "w") as archive:
+        warnings.simplefilter("ignore")  # a name that is there twice
+        for name, content in members:
+            archive.writestr(name, content, compress_type=rng.choice([zipfile.ZIP_STORED] * 9 + COMPRESSIONS))
+    return made.getvalue() if rng.random() < 0.9 else change_bytes(made.getvalue(), rng)
+
+
 def change(target, data, rng):
     return (target.change if rng.random() < 0.75 else change_bytes)(data, rng)
 
@@ -248,6 +285,17 @@ def npz(folder):
     packed = io.BytesIO()
     np.savez_compressed(packed, **make_tensors(SMALL))
     return Target("m.npz", [(folder / "m.npz").read_bytes(), packed.getvalue()], change_npz, lambda f: load(f, "m.npz"))
+
+
+def torch_file(folder):
+    write_folder(folder, SMALL, tokenizer=False)
+    tensors = make_tensors(SMALL)
+    half = {f"module.{name}": array.astype(np.float16) for name, array in tensors.items()}
+    args = {"n_layer": 1, "n_head": 1, "n_embd": 2, "block_size": 2, "vocab_size": 3, "bias": True}
+    more = torch_bytes(tensors, "model", model_args=args, lr=[1, None, True])
+    seeds = [torch_bytes(tensors), torch_bytes(half), more]
+    (folder / "model.safetensors").unlink()
+    return Target("pytorch_model.bin", seeds, change_torch, load)
 
 
 def text_file(file, *seeds, change=change_json):
@@ -326,6 +374,7 @@ TARGETS = {  # the number: the part of all inputs, by speed
     "safetensors": (safetensors, 20),
     "index": (index, 10),
     "npz": (npz, 10),
+    "torch": (torch_file, 10),
     "config": (text_file("config.json", {**SMALL, "vocab_size": 263}), 10),
     "vocab": (text_file("vocab.json", make_vocab()), 5),
     "merges": (text_file("merges.txt", merges_txt().encode(), change=change_lines), 5),
