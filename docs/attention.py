@@ -93,8 +93,7 @@ def main(*prompts, layer="0", head="0", png: str = None, model="tales", models_d
         raise utils.UserError(f"give one text, not {len(prompts)}")
     encoder, hparams, params = utils.load_model(model, models_dir)
     input_ids = utils.encode_prompts(encoder, prompts)
-    if len(input_ids[0]) > hparams["n_ctx"]:
-        raise utils.UserError(f"the text has {len(input_ids[0])} tokens, but the model's limit n_ctx is {hparams['n_ctx']}")
+    utils.check_lengths([len(input_ids[0])], 0, hparams["n_ctx"])
     layers, heads = choose(layer, hparams["n_layer"], "layer"), choose(head, hparams["n_head"], "head")
     weights = attention_weights(input_ids, params, hparams["n_head"])[:, 0]  # [n_layer, n_head, T, T]
     tokens = [encoder.decode([i]) for i in input_ids[0]]

@@ -1,8 +1,8 @@
 """The pictures of the pages: what each shows (DATA), and how that is drawn (DRAW). docs/build.py calls both.
 
 The data comes from the bundled model through the functions of the versions, and is kept beside the picture as JSON; to
-draw it needs matplotlib, to compare it does not. All pictures are 8 inches wide, to be read at 800 pixels, and are drawn
-twice, in the colours of drawing.LIGHT and of drawing.DARK.
+draw it needs matplotlib, to compare it does not. All are 8 inches wide, to be read at 800 pixels. Each is drawn twice,
+in the colours of drawing.LIGHT and of drawing.DARK.
 """
 import numpy as np
 
@@ -98,7 +98,7 @@ def draw_mask(axes, mask, tokens, c, pads=0):
     """A mask [T, T] with its numbers; the columns of pads are grey."""
     for q, row in enumerate(mask):
         for k, value in enumerate(row):
-            face, color = (c.pale_blue, c.ink) if value == 0 else (c.pad if k < pads else c.ground, c.dim)
+            face, color = (c.pale_blue, c.ink) if value == 0 else (c.pad, c.ink) if k < pads else (c.ground, c.dim)
             drawing.cell(axes, k, q, "0" if value == 0 else "−1e10", face, color, 11, c.grid)
     drawing.label_tokens(axes, tokens, c, 11)
 
@@ -230,9 +230,9 @@ def draw_v2_ragged(data, plt, c):
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.6), height_ratios=[2.3, 4.1])
     for b in range(B):
         for t in range(T):
-            face, color = (c.pale_blue, c.ink) if mask[b, t] else (c.pad, c.dim)
+            face = c.pale_blue if mask[b, t] else c.pad
             text = f"{tokens[b][t]}\nmask {mask[b, t]}\nposition {positions[b][t]}"
-            drawing.cell(top, t, b, text, face, color, 11, c.ground)
+            drawing.cell(top, t, b, text, face, c.ink, 11, c.ground)
     top.set(xlim=(0, T), ylim=(B, 0))
     top.set_xticks([])
     top.set_yticks(np.arange(B) + 0.5, [f"row {b}" for b in range(B)], fontsize=11)
@@ -282,8 +282,8 @@ def draw_v3_cache(data, plt, c):
     for t in range(T_max):
         axes.text(t + 0.5, -0.15, tokens[t], ha="center", va="bottom", fontsize=11, color=c.ink)
     axes.text(T_max + 0.2, -0.15, "chosen", ha="left", va="bottom", fontsize=11, color=c.dim)
-    legend = (0, c.orange, "written in this step"), (4.1, c.pale_blue, "read, not computed again"), (9.1, c.ground, "empty")
-    for x, face, text in legend:
+    legend = {"written in this step": c.orange, "read, not computed again": c.pale_blue, "empty": c.ground}
+    for x, (text, face) in zip((0, 4.1, 9.1), legend.items()):
         drawing.cell(axes, x, -1.7, "", face, c.ink, 1, c.line, 0.45, 0.45)
         axes.text(x + 0.6, -1.47, text, va="center", fontsize=11, color=c.ink)
     return figure
@@ -327,9 +327,10 @@ def v4_distribution_data(n_best=11):
     ):  # fmt: skip
         weights = v4.keep_top_p(v4.softmax(v4.keep_top_k(logits, top_k) / temperature), top_p)
         p = weights / np.sum(weights)
-        shown[name] = [float(value) if value else None for value in [*rounded(p[best]), round(1 - float(p[best].sum()), 4)]]
+        shares = [*rounded(p[best]), round(1 - float(p[best].sum()), 4)]
+        shown[name] = [value or None for value in shares]  # None: ruled out
     names = [*token_names(encoder, best), f"{len(logits) - n_best:,} others"]
-    return {"prompt": SHORTER, "tokens": names, "settings": shown}  # None: ruled out
+    return {"prompt": SHORTER, "tokens": names, "settings": shown}
 
 
 def draw_v4_distribution(data, plt, c):
