@@ -67,7 +67,7 @@ def test_softmax_does_not_see_masked_keys_in_front(version):
             weights = version.module.softmax(padded)
             assert not np.any(weights[:n_pads])
             expected = version.module.softmax(alone)
-            assert np.array_equal(weights[n_pads:], expected), f"{length} keys differ, with {n_pads} pads in front"
+            assert np.array_equal(weights[n_pads:], expected), f"{length} keys: other bits behind {n_pads} pads"
 
 
 @every_version
