@@ -1,15 +1,17 @@
 """Attention weights of a text, as a table or as a picture, computed with the functions of gpt2_v2_padding.py.
 
-    python docs/attention.py "The cat sat on the mat" --layer 0 --head 0
-    python docs/attention.py "The cat sat on the mat" --layer 2 --head all --png heads.png
+    python docs/attention.py "The cat sat on the mat" --layer 3 --head 0
+    python docs/attention.py "The cat sat on the mat" --layer 3 --head all --png heads.png
 """
 import sys
 from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS.parent), str(DOCS)]
 
+import drawing  # noqa: E402
 import gpt2_v2_padding as gpt2  # noqa: E402
 import utils  # noqa: E402
 
@@ -22,7 +24,7 @@ def attention_weights(input_ids, params, n_head, attention_mask=None):
     """
     input_ids = np.asarray(input_ids)
     B, T = input_ids.shape
-    real = np.ones((B, T), dtype=bool) if attention_mask is None else np.asarray(attention_mask, dtype=bool)
+    real = utils.check_mask(attention_mask, (B, T))
     x = params["wte"][input_ids] + params["wpe"][np.clip(np.cumsum(real, axis=1) - 1, 0, None)]
     visible = np.tri(T, dtype=bool) & real[:, None, None, :]
     mask = np.where(visible, 0, -1e10).astype(x.dtype)  # [B, 1, T, T]
@@ -30,7 +32,8 @@ def attention_weights(input_ids, params, n_head, attention_mask=None):
     weights = []
     for block in params["blocks"]:
         qkv = gpt2.linear(gpt2.layer_norm(x, **block["ln_1"]), **block["attn"]["c_attn"])
-        q, k, _ = qkv.reshape(B, T, 3, n_head, -1).transpose(2, 0, 3, 1, 4)  # 3 of [B, n_head, T, d_head]
+        heads = qkv.reshape(B, T, 3 * n_head, -1).swapaxes(1, 2)  # [B, T, 3*n_embd] -> [B, 3*n_head, T, d_head]
+        q, k, _ = np.split(heads, 3, axis=1)  # 3 of [B, n_head, T, d_head]
         weights.append(gpt2.attention(q, k, identity, mask))
         x = gpt2.transformer_block(x, **block, n_head=n_head, mask=mask)
     return np.array(weights)
@@ -47,41 +50,9 @@ def as_table(weights, tokens):
     return "\n".join(line.rstrip() for line in lines)
 
 
-def import_pyplot():
-    try:
-        import matplotlib
-    except ImportError:
-        raise utils.UserError("drawing needs matplotlib: pip install -e '.[docs]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
-
-
-def draw_head(axes, weights, tokens, title, numbers=True, size=11):
-    """Draw weights [T, T] as a heat map with the tokens on both axes and the future white."""
-    T = len(tokens)
-    shown = np.where(np.tri(T, dtype=bool), weights, np.nan)
-    axes.pcolormesh(shown, cmap="Blues", vmin=0, vmax=1, edgecolors="#e4e4e4", linewidth=0.5)
-    axes.set(xlim=(0, T), ylim=(T, 0), aspect="equal")
-    axes.set_xticks(np.arange(T) + 0.5, tokens, rotation=60, ha="left", rotation_mode="anchor", fontsize=size)
-    axes.set_yticks(np.arange(T) + 0.5, tokens, fontsize=size)
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    axes.set_title(title, fontsize=size + 1, pad=10)
-    if numbers:
-        axes.set_xlabel("key: the token that is looked at", fontsize=size)
-        axes.set_ylabel("query: the token that looks", fontsize=size)
-        for t in range(T):
-            for s in range(t + 1):
-                color = "white" if weights[t, s] > 0.55 else "#222222"
-                place = {"ha": "center", "va": "center", "fontsize": size - 2, "color": color}
-                axes.text(s + 0.5, t + 0.5, f"{weights[t, s]:.2f}", **place)
-
-
 def draw(weights, tokens, titles, path):
     """Draw heads, weights [n, T, T], as a grid of heat maps into a PNG file."""
-    plt = import_pyplot()
+    plt = drawing.import_pyplot()
     n, T = len(weights), len(tokens)
     columns = int(np.ceil(np.sqrt(n)))
     rows = int(np.ceil(n / columns))
@@ -90,7 +61,8 @@ def draw(weights, tokens, titles, path):
     figure, axes = plt.subplots(rows, columns, **size)
     for i, ax in enumerate(axes.flat):
         if i < n:
-            draw_head(ax, weights[i], tokens, titles[i], numbers=n == 1, size=10)
+            drawing.draw_head(ax, weights[i], tokens, numbers=n == 1, size=10, rotation=60)
+            ax.set_title(titles[i], fontsize=11)
         else:
             ax.axis("off")
     figure.savefig(path, dpi=150, facecolor="white")
@@ -121,9 +93,7 @@ def main(*prompts, layer="0", head="0", png: str = None, model="tales", models_d
         raise utils.UserError(f"give one text, not {len(prompts)}")
     encoder, hparams, params = utils.load_model(model, models_dir)
     input_ids = utils.encode_prompts(encoder, prompts)
-    if len(input_ids[0]) > hparams["n_ctx"]:
-        limit = f"the model's limit n_ctx is {hparams['n_ctx']}"
-        raise utils.UserError(f"the text has {len(input_ids[0])} tokens, but {limit}")
+    utils.check_lengths([len(input_ids[0])], 0, hparams["n_ctx"])
     layers, heads = choose(layer, hparams["n_layer"], "layer"), choose(head, hparams["n_head"], "head")
     weights = attention_weights(input_ids, params, hparams["n_head"])[:, 0]  # [n_layer, n_head, T, T]
     tokens = [encoder.decode([i]) for i in input_ids[0]]

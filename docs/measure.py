@@ -287,12 +287,13 @@ def speed_table(case, *names):
 
 def steps_text(table):
     """Time per token along one text, without the cache and with it."""
-    data, parts = load(SPEED), []
+    data, rows = load(SPEED), []
     for token in (10, 100, 200, 300):
         near = slice(token - 10, token + 9)
         ms = [1e3 * statistics.median(data["steps"][name][near]) for name in ("v2", "v3")]
-        parts.append(f"token {token}: {ms[0]:.1f} ms in v2, {ms[1]:.1f} ms in v3")
-    return f"After a prompt of {data['prompt']}, {'; '.join(parts)} ({data['machine']}).\n"
+        rows.append([token, *(f"{t:.1f}" for t in ms)])
+    header = [f"token after a prompt of {data['prompt']}", "ms in v2", "ms in v3"]
+    return f"{table(header, rows)}\n{data['machine']}.\n"
 
 
 def sampling_text(table):

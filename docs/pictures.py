@@ -1,23 +1,22 @@
 """The pictures of the pages: what each shows (DATA), and how that is drawn (DRAW). docs/build.py calls both.
 
 The data comes from the bundled model through the functions of the versions, and is kept beside the picture as JSON; to
-draw it needs matplotlib, to compare it does not. All pictures are 8 inches wide, to be read at 800 pixels, on white.
+draw it needs matplotlib, to compare it does not. All are 8 inches wide, to be read at 800 pixels. Each is drawn twice,
+in the colours of drawing.LIGHT and of drawing.DARK.
 """
-from pathlib import Path
-
 import numpy as np
 
 import attention
-import gpt2_v1_batching
+import drawing
+import gpt2_v0
 import gpt2_v2_padding
 import gpt2_v3_kvcache
 import gpt2_v4_sampling
 import measure
 import utils
 
-INK, DIM, PALE, GREY, LINE = "#222222", "#5f5f5f", "#eef3f8", "#c9c9c9", "#8a8a8a"
-BLUE, PALE_BLUE, ORANGE = "#1f6fb4", "#9dc3e6", "#c05a2b"
-RAGGED = ("One day", "There was a poor woodcutter who", "The king's daughter said")
+SENTENCE, LAYER, HEAD = "The cat sat on the mat", 3, 0  # the example of all pages
+SHORTER = "The cat sat on the"  # what v2 sets beside it, and v4 goes on from
 
 
 def rounded(array):
@@ -30,73 +29,183 @@ def token_names(encoder, ids):
     return [encoder.decode([i]).replace(" ", "␣").replace("\n", "⏎") for i in ids]
 
 
+def empty_axes(plt, height, bottom, right=100):
+    """A figure without axes, 8 inches wide; x goes from 0 to `right`, y down from 0 to `bottom`."""
+    figure, axes = plt.subplots(figsize=(8, height))
+    axes.set(xlim=(0, right), ylim=(bottom, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def arrow(axes, c, start, end):
+    style = {"arrowstyle": "-|>", "color": c.line, "shrinkA": 0, "shrinkB": 0, "mutation_scale": 13, "linewidth": 1.3}
+    axes.annotate("", xy=end, xytext=start, arrowprops=style)
+
+
+# ---------------------------------------------------------------- v0: the flow of data, and the mask
+
+
+def v0_flow_data():
+    """The sizes that a run of v0 has on the example."""
+    encoder, hparams, params = utils.load_model("tales")
+    ids = encoder.encode(SENTENCE)
+    logits = gpt2_v0.gpt2(ids, **params, n_head=hparams["n_head"])
+    return {"T": len(ids), "n_embd": hparams["n_embd"], "n_layer": hparams["n_layer"], "logits": list(logits.shape)}
+
+
+def draw_v0_flow(data, plt, c):
+    figure, axes = empty_axes(plt, 3.5, 44)
+    stream, above = 32, 12  # heights: of the x that all steps add to, and of the boxes that compute what is added
+    axes.add_patch(plt.Rectangle((23.5, 1), 52, 40, facecolor=c.panel, edgecolor=c.grid))
+    axes.text(49.5, 38, f"one block; there are {data['n_layer']}", ha="center", va="center", fontsize=11, color=c.dim)
+
+    def box(x, y, width, text, face, size=11):
+        drawing.cell(axes, x, y - 4.5, text, face, c.ink, size, c.line, width, 9)
+
+    arrow(axes, c, (6, stream), (8.5, stream))
+    arrow(axes, c, (20.5, stream), (79, stream))
+    arrow(axes, c, (85, stream), (87, stream))
+    box(0, stream, 6, "ids", c.ground)
+    box(8.5, stream, 12, "wte[ids]\n+ wpe[:T]", c.pale_green)
+    for x, norm, name, what, face in ((26, "ln_1", "mha", "from other tokens", c.pale_blue),
+                                      (51, "ln_2", "ffn", "each by itself", c.pale_orange)):
+        axes.plot([x, x], [stream, above + 8], color=c.line, linewidth=1.3)
+        arrow(axes, c, (x, above + 9), (x, above + 4.5))
+        arrow(axes, c, (x + 6.5, above), (x + 9, above))
+        axes.plot([x + 17, x + 20.5], [above, above], color=c.line, linewidth=1.3)
+        arrow(axes, c, (x + 20.5, above), (x + 20.5, stream - 2.6))
+        box(x - 1.5, above, 8, norm, c.ground)
+        box(x + 9, above, 8, name, face)
+        axes.text(x + 8, above - 7.5, what, ha="center", va="center", fontsize=11, color=c.dim)
+        axes.text(x + 20.5, stream, "+", ha="center", va="center", fontsize=15, color=c.ink, zorder=4, weight="bold",
+                  bbox={"boxstyle": "circle,pad=0.12", "facecolor": c.ground, "edgecolor": c.line})
+    box(79, stream, 6, "ln_f", c.ground)
+    box(87, stream, 12, "@ wte.T", c.pale_green)
+    T, n_embd, shape = data["T"], data["n_embd"], data["logits"]
+    for x, text in ((3, f"[T]\n[{T}]"), (14.5, f"x [T, n_embd]\n[{T}, {n_embd}]"),
+                    (91.5, f"logits [T, n_vocab]\n{shape}")):
+        axes.text(min(x, 89), stream - 9, text, ha="center", va="center", fontsize=10.5, color=c.dim, linespacing=1.4)
+    return figure
+
+
+def v0_mask_data():
+    encoder, _, _ = utils.load_model("tales")
+    tokens = token_names(encoder, encoder.encode(SENTENCE))
+    return {"tokens": tokens, "mask": np.where(np.tri(len(tokens), dtype=bool), 0, -1e10).tolist()}
+
+
+def draw_mask(axes, mask, tokens, c, pads=0):
+    """A mask [T, T] with its numbers; the columns of pads are grey."""
+    for q, row in enumerate(mask):
+        for k, value in enumerate(row):
+            face, color = (c.pale_blue, c.ink) if value == 0 else (c.pad, c.ink) if k < pads else (c.ground, c.dim)
+            drawing.cell(axes, k, q, "0" if value == 0 else "−1e10", face, color, 11, c.grid)
+    drawing.label_tokens(axes, tokens, c, 11)
+
+
+def draw_v0_mask(data, plt, c):
+    figure, axes = plt.subplots(figsize=(8, 3.9))
+    draw_mask(axes, data["mask"], data["tokens"], c)
+    return figure
+
+
+def attention_data():
+    """The weights of one head over the example."""
+    encoder, hparams, params = utils.load_model("tales")
+    ids = encoder.encode(SENTENCE)
+    weights = attention.attention_weights([ids], params, hparams["n_head"])[LAYER, 0, HEAD]
+    return {"layer": LAYER, "head": HEAD, "tokens": token_names(encoder, ids), "weights": rounded(weights)}
+
+
+def draw_attention(data, plt, c):
+    figure, axes = plt.subplots(figsize=(8, 3.9))
+    drawing.draw_head(axes, np.array(data["weights"]), data["tokens"], c)
+    return figure
+
+
 # ---------------------------------------------------------------- v1: shapes
 
 
 def v1_shapes_data():
-    """The shapes that go through v1, recorded from a run with two prompts of five tokens."""
-    encoder, hparams, params = utils.load_model("tales")
-    ids = [encoder.encode(text)[:5] for text in ("Once upon a time there", "The king said to the")]
-    seen, kept = [], {}
-    for name in ("linear", "attention"):
-        kept[name] = getattr(gpt2_v1_batching, name)
-
-        def recorded(*args, name=name, **options):
-            result = kept[name](*args, **options)
-            seen.append([name, [list(args[0].shape), list(result.shape)]])
-            return result
-
-        setattr(gpt2_v1_batching, name, recorded)
-    try:
-        one_block = {**params, "blocks": params["blocks"][:1]}
-        logits = gpt2_v1_batching.gpt2(ids, **one_block, n_head=hparams["n_head"])
-    finally:
-        for name, function in kept.items():
-            setattr(gpt2_v1_batching, name, function)
-    sizes = {"B": 2, "T": 5, **{key: hparams[key] for key in ("n_embd", "n_head", "n_layer", "n_vocab")}}
-    return {"sizes": sizes, "shapes": seen, "logits": list(logits.shape)}
+    encoder, hparams, _ = utils.load_model("tales")
+    return {"B": 2, "T": len(encoder.encode(SENTENCE)), "n_embd": hparams["n_embd"], "n_head": hparams["n_head"]}
 
 
-def draw_v1_shapes(data, plt):
-    s = data["sizes"]
-    B, T, H = s["B"], s["T"], s["n_head"]
-    qkv, heads, projected, hidden, back, logits = (shapes for _, shapes in data["shapes"])
-    rows = [  # what happens, its shape, the shape in this run
-        ("input_ids", "[B, T]", [B, T]),
-        ("wte[input_ids] + wpe[:T]", "[B, T, n_embd]", qkv[0]),
-        (f"one block of {s['n_layer']}:", "", ""),
-        ("c_attn", "[B, T, 3*n_embd]", qkv[1]),
-        ("reshape, transpose", "3 of [B, n_head, T, d_head]", heads[0]),
-        ("q @ k.swapaxes(-1, -2)", "[B, n_head, T, T]", [B, H, T, T]),
-        ("softmax(...) @ v", "[B, n_head, T, d_head]", heads[1]),
-        ("swapaxes, reshape", "[B, T, n_embd]", projected[0]),
-        ("c_proj", "[B, T, n_embd]", projected[1]),
-        ("c_fc, gelu", "[B, T, 4*n_embd]", hidden[1]),
-        ("c_proj", "[B, T, n_embd]", back[1]),
-        ("ln_f, wte.T", "[B, T, n_vocab]", logits[1]),
-    ]
-    block = range(2, 11)
-    figure, axes = plt.subplots(figsize=(8, 6.2))
-    axes.set(xlim=(0, 100), ylim=(len(rows) - 0.3, -1.7))
-    axes.axis("off")
-    for x, text in ((4, "step"), (57, "shape"), (88, f"with B = {B}, T = {T}")):
-        axes.text(x, -1.2, text, fontsize=12, weight="bold", ha="left" if x == 4 else "center", va="center", color=INK)
-    axes.add_patch(plt.Rectangle((0.5, block[0] - 0.5), 99, len(block), facecolor=PALE, edgecolor="none"))
-    for y, (step, formula, shape) in enumerate(rows):
-        style = {"fontsize": 12, "va": "center", "family": "monospace"}
-        if not formula:
-            axes.text(4, y, step, color=BLUE, fontsize=12, va="center")
-            continue
-        axes.text(4, y, step, color=INK, **style)
-        label = axes.text(57, y, formula, ha="center", color=INK, **style)
-        axes.annotate(
-            "B", xy=((formula.index("[B") + 1.5) / len(formula), 0.5), xycoords=label, ha="center", weight="bold",
-            color=ORANGE, bbox={"facecolor": PALE if y in block else "white", "edgecolor": "none", "pad": 0.5}, **style,
-        )  # fmt: skip
-        axes.text(88, y, str(shape), ha="center", color=DIM, **style)
-        if y:
-            arrow, start = {"arrowstyle": "->", "color": LINE}, y - 0.85 - (y == block[0] + 1)
-            axes.annotate("", xy=(2.2, y - 0.15), xytext=(2.2, start), arrowprops=arrow)
+def draw_v1_shapes(data, plt, c):
+    figure, axes = empty_axes(plt, 7.6, 95)
+    n_head, T, tall = data["n_head"], data["T"], 13  # the axis T is always 13 units high
+    narrow = 2.1  # d_head
+    wide = n_head * narrow  # n_embd
+
+    def sheet(x, y, faces, width):
+        """A row of B = 2 prompts one behind the other: strips of these colours, T lines."""
+        for back in (1, 0):
+            for i, face in enumerate(faces):
+                corner = (x + i * width + 1.3 * back, y - 1.3 * back)
+                axes.add_patch(plt.Rectangle(corner, width, tall, facecolor=face, edgecolor=c.ground, linewidth=0.7))
+            corner = (x + 1.3 * back, y - 1.3 * back)
+            frame = plt.Rectangle(corner, width * len(faces), tall, facecolor="none", edgecolor=c.ink, linewidth=0.9)
+            axes.add_patch(frame)
+        for t in range(1, T):
+            axes.plot([x, x + width * len(faces)], [y + t * tall / T] * 2, color=c.ground, linewidth=0.7)
+
+    def heads(x, y, face, width=narrow, gap=2.2):
+        for h in range(n_head):
+            sheet(x + h * (width + gap), y, [face], width)
+
+    def label(x, y, text, color=c.ink, **options):
+        axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 11, "color": color, **options})
+
+    def code(x, y, text):
+        label(x, y, text, c.dim, family="monospace", fontsize=10.5)
+
+    colours = {"q": c.blue, "k": c.orange, "v": c.green}
+    pale = {"q": c.pale_blue, "k": c.pale_orange, "v": c.pale_green}
+    # x and c_attn
+    sheet(8, 5, [c.pad], wide)
+    arrow(axes, c, (5.5, 5), (5.5, 5 + tall))
+    label(3.3, 5 + tall / 2, "T")
+    arrow(axes, c, (8, 20.3), (8 + wide, 20.3))
+    label(8 + wide / 2, 22.6, "n_embd")
+    arrow(axes, c, (8 + wide + 0.8, 5 + tall), (8 + wide + 2.9, 3 + tall))
+    label(8 + wide + 4.2, 4 + tall, "B")
+    label(8 + wide / 2, 1.5, "x [B, T, n_embd]")
+    code(36.5, 9.5, "c_attn")
+    arrow(axes, c, (28, 11.5), (46, 11.5))
+    strips = [shade[name] for name in "qkv" for h in range(n_head) for shade in ((pale, colours)[h % 2],)]
+    sheet(49, 5, strips, narrow)
+    for i, name in enumerate("qkv"):
+        label(49 + (i + 0.5) * wide, 20.5, name, colours[name], weight="bold", fontsize=12)
+    label(49 + 1.5 * wide, 1.5, "[B, T, 3*n_embd]")
+    label(49 + 1.5 * wide, 23.4, "each strip is one head, d_head numbers wide", c.dim, fontsize=10.5)
+    # the heads become an axis
+    code(50, 27.2, "reshape, swapaxes(-2, -3), np.split")
+    arrow(axes, c, (72, 25.2), (72, 29.5))
+    for i, name in enumerate("qkv"):
+        heads(6 + i * 32, 35, colours[name])
+        label(18.5 + i * 32, 31.3, f"{name} [B, n_head, T, d_head]", colours[name])
+    # scores
+    code(38, 52.4, "q @ k.swapaxes(-1, -2)")
+    arrow(axes, c, (18, 50), (18, 54.8))
+    for h in range(n_head):
+        x = 6 + h * (10.8 + 4.2)
+        for back in (1, 0):
+            corner = np.array([x + 1.3 * back, 58.5 - 1.3 * back])
+            axes.add_patch(plt.Rectangle(corner, 10.8, tall, facecolor=c.ground, edgecolor=c.ink, linewidth=0.9))
+            for t in range(T):
+                size = (t + 1) * 10.8 / T, tall / T
+                axes.add_patch(plt.Rectangle(corner + [0, t * tall / T], *size, facecolor=c.pad, edgecolor="none"))
+    label(74, 54.4, "scores [B, n_head, T, T]")
+    # the mean of the values, and the heads side by side again
+    code(38, 75.5, "softmax(scores + mask) @ v")
+    arrow(axes, c, (18, 73), (18, 77.8))
+    heads(6, 81, c.green)
+    code(46, 83.5, "swapaxes(-2, -3)")
+    code(46, 86.2, "reshape")
+    arrow(axes, c, (34, 88.5), (58, 88.5))
+    sheet(61, 81, [pale["v"], colours["v"]] * (n_head // 2), narrow)
+    label(87, 84.5, "[B, T, n_embd]")
+    label(87, 88.5, "then c_proj", c.dim)
     return figure
 
 
@@ -104,57 +213,33 @@ def draw_v1_shapes(data, plt):
 
 
 def v2_ragged_data():
-    """Tokens, mask and positions of a ragged batch, and the attention weights of its row of middle length."""
-    encoder, hparams, params = utils.load_model("tales")
-    prompts = [encoder.encode(text) for text in RAGGED]
-    input_ids, mask = gpt2_v2_padding.left_pad(prompts)
+    """Tokens, mask and positions of a ragged batch, and the mask in attention of its shorter row."""
+    encoder, _, _ = utils.load_model("tales")
+    prompts = [encoder.encode(text) for text in (SENTENCE, SHORTER)]
+    _, mask = gpt2_v2_padding.left_pad(prompts)
     positions = np.clip(np.cumsum(mask, axis=1) - 1, 0, None)
-    row = sorted(range(len(prompts)), key=lambda b: len(prompts[b]))[1]
-    weights = attention.attention_weights(input_ids, params, hparams["n_head"], mask)[0, row, 0]
+    visible = np.tri(mask.shape[1], dtype=bool) & (mask[1] == 1)
     tokens = [["pad"] * (mask.shape[1] - len(ids)) + token_names(encoder, ids) for ids in prompts]
     batch = {"tokens": tokens, "mask": mask.tolist(), "positions": positions.tolist()}
-    return {**batch, "row": row, "weights": rounded(weights)}
+    return {**batch, "row_1": np.where(visible, 0, -1e10).tolist()}
 
 
-def draw_v2_ragged(data, plt):
+def draw_v2_ragged(data, plt, c):
     tokens, mask, positions = data["tokens"], np.array(data["mask"]), data["positions"]
     B, T = mask.shape
-    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 8.4), height_ratios=[2.1 * B, 1.0 * T + 2])
-    for axes in (top, bottom):
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.xaxis.tick_top()
+    figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6.6), height_ratios=[2.3, 4.1])
     for b in range(B):
         for t in range(T):
-            real = mask[b, t]
-            face, color = (PALE, INK) if real else (GREY, DIM)
-            top.add_patch(plt.Rectangle((t - 0.5, b - 0.5), 1, 1, edgecolor="white", linewidth=2, facecolor=face))
-            size = 10.5 if len(tokens[b][t]) < 8 else 9
-            top.text(t, b - 0.28, tokens[b][t], ha="center", va="center", fontsize=size, color=color)
-            top.text(t, b + 0.03, f"mask {mask[b, t]}", ha="center", va="center", fontsize=10, color=color)
-            color = BLUE if real else DIM
-            top.text(t, b + 0.31, f"pos {positions[b][t]}", ha="center", va="center", fontsize=10, color=color)
-    top.set(xlim=(-0.5, T - 0.5), ylim=(B - 0.5, -0.5))
+            face = c.pale_blue if mask[b, t] else c.pad
+            text = f"{tokens[b][t]}\nmask {mask[b, t]}\nposition {positions[b][t]}"
+            drawing.cell(top, t, b, text, face, c.ink, 11, c.ground)
+    top.set(xlim=(0, T), ylim=(B, 0))
     top.set_xticks([])
-    top.set_yticks(range(B), [f"row {b}" for b in range(B)], fontsize=11)
-    top.set_title("input_ids, attention_mask and position_ids; pads are grey", fontsize=12.5)
-    row, weights = data["row"], np.array(data["weights"])
-    for q in range(T):
-        for k in range(T):
-            w, pad = weights[q, k], not (mask[row, q] and mask[row, k])
-            shade = plt.get_cmap("Blues")(0.08 + 0.85 * w)
-            face = GREY if pad else shade if k <= q else "white"
-            bottom.add_patch(plt.Rectangle((k - 0.5, q - 0.5), 1, 1, facecolor=face, edgecolor="#dddddd"))
-            if k <= q and not pad:
-                color = "white" if w > 0.55 else INK
-                bottom.text(k, q, f"{w:.2f}", ha="center", va="center", fontsize=10.5, color=color)
-    bottom.set(xlim=(-0.5, T - 0.5), ylim=(T - 0.5, -0.5))
-    bottom.set_xticks(range(T), tokens[row], fontsize=9.5)
-    bottom.set_yticks(range(T), tokens[row], fontsize=10.5)
-    bottom.xaxis.set_label_position("top")
-    bottom.set_xlabel("key", fontsize=11)
-    bottom.set_ylabel("query", fontsize=11)
-    bottom.set_title(f"attention weights of row {row}, layer 0, head 0", fontsize=12.5)
+    top.set_yticks(np.arange(B) + 0.5, [f"row {b}" for b in range(B)], fontsize=11)
+    top.tick_params(length=0, colors=c.ink)
+    top.spines[:].set_visible(False)
+    draw_mask(bottom, data["row_1"], tokens[1], c, pads=T - mask[1].sum())
+    bottom.set_title("the mask of row 1 in attention", fontsize=12, color=c.ink, pad=10)
     return figure
 
 
@@ -164,7 +249,7 @@ def draw_v2_ragged(data, plt):
 def v3_cache_data():
     """Which slots of the cache are written after prefill and after each step of a generation of one row."""
     encoder, hparams, params = utils.load_model("tales")
-    ids, n_new = encoder.encode("There was once a king who"), 5
+    ids, n_new = encoder.encode(SENTENCE), 5
     T_max = len(ids) + n_new
     cache = gpt2_v3_kvcache.init_kv_cache(params["wte"], params["blocks"], hparams["n_head"], 1, T_max)
     cache["blocks"].fill(np.nan)
@@ -179,30 +264,28 @@ def v3_cache_data():
     return {"tokens": token_names(encoder, ids[0]), "written": written, "shape": list(cache["blocks"].shape)}
 
 
-def draw_v3_cache(data, plt):
+def draw_v3_cache(data, plt, c):
     written, tokens = np.array(data["written"]), data["tokens"]
     n, T_max = written.shape
-    figure, axes = plt.subplots(figsize=(8, 4.3))
-    axes.set(xlim=(-2.1, T_max + 1.7), ylim=(n + 0.75, -1.75))
+    figure, axes = plt.subplots(figsize=(8, 3.9))
+    axes.set(xlim=(-2.1, T_max + 1.9), ylim=(n + 0.1, -1.9))
     axes.axis("off")
     for step in range(n):
         for t in range(T_max):
             new = written[step, t] and (step == 0 or not written[step - 1, t])
-            face = ORANGE if new else PALE_BLUE if written[step, t] else "white"
-            axes.add_patch(plt.Rectangle((t, step + 0.08), 1, 0.84, facecolor=face, edgecolor=LINE))
+            face = c.orange if new else c.pale_blue if written[step, t] else c.ground
+            drawing.cell(axes, t, step + 0.08, "", face, c.ink, 1, c.line, 1, 0.84)
         name = "prefill" if step == 0 else f"decode {step}"
-        axes.text(-0.2, step + 0.5, name, ha="right", va="center", fontsize=11.5, color=INK)
+        axes.text(-0.2, step + 0.5, name, ha="right", va="center", fontsize=11, color=c.ink)
         best = tokens[written[step].sum()]
-        axes.text(T_max + 0.2, step + 0.5, f"→ {best}", ha="left", va="center", fontsize=11, color=INK)
+        axes.text(T_max + 0.2, step + 0.5, f"→ {best}", ha="left", va="center", fontsize=11, color=c.ink)
     for t in range(T_max):
-        axes.text(t + 0.5, -0.15, tokens[t], ha="center", va="bottom", fontsize=9.5, color=INK)
-    axes.text(T_max + 0.2, -0.15, "argmax", ha="left", va="bottom", fontsize=10, color=DIM)
-    legend = (0, ORANGE, "written in this step"), (4.1, PALE_BLUE, "read, not computed again"), (9, "white", "empty")
-    for x, face, text in legend:
-        axes.add_patch(plt.Rectangle((x, -1.55), 0.45, 0.42, facecolor=face, edgecolor=LINE))
-        axes.text(x + 0.6, -1.34, text, va="center", fontsize=10.5, color=INK)
-    shape = f"kv_cache[\"blocks\"]: [n_layer, 2, B, n_head, T_max, d_head] = {data['shape']}; drawn is the axis T_max"
-    axes.text(T_max / 2, n + 0.5, shape, ha="center", va="center", fontsize=10, color=DIM)
+        axes.text(t + 0.5, -0.15, tokens[t], ha="center", va="bottom", fontsize=11, color=c.ink)
+    axes.text(T_max + 0.2, -0.15, "chosen", ha="left", va="bottom", fontsize=11, color=c.dim)
+    legend = {"written in this step": c.orange, "read, not computed again": c.pale_blue, "empty": c.ground}
+    for x, (text, face) in zip((0, 4.1, 9.1), legend.items()):
+        drawing.cell(axes, x, -1.7, "", face, c.ink, 1, c.line, 0.45, 0.45)
+        axes.text(x + 0.6, -1.47, text, va="center", fontsize=11, color=c.ink)
     return figure
 
 
@@ -212,128 +295,97 @@ def v3_time_data():
     return {name: [float(f"{1e3 * t:.3g}") for t in times] for name, times in steps.items()}
 
 
-def draw_v3_time(data, plt):
-    figure, axes = plt.subplots(figsize=(8, 4.2))
+def draw_v3_time(data, plt, c):
+    figure, axes = plt.subplots(figsize=(8, 4.0))
     labels = {"v2": "v2: the whole text again for each token", "v3": "v3: one token, keys and values from the cache"}
-    for (name, text), color in zip(labels.items(), (ORANGE, BLUE)):
+    for (name, text), color in zip(labels.items(), (c.orange, c.blue)):
         axes.plot(np.arange(2, len(data[name]) + 1), data[name][1:], color=color, linewidth=1.8, label=text)
     axes.set(xlim=(0, len(data["v2"])), ylim=(0, 1.05 * max(data["v2"][1:])))
-    axes.set_xlabel("token generated", fontsize=11.5)
-    axes.set_ylabel("ms per token", fontsize=11.5)
-    axes.tick_params(labelsize=10.5)
-    axes.grid(color="#e4e4e4")
+    axes.set_xlabel("token generated", fontsize=11.5, color=c.ink)
+    axes.set_ylabel("ms per token", fontsize=11.5, color=c.ink)
+    axes.tick_params(labelsize=11, colors=c.dim)
+    axes.grid(color=c.grid)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=11.5, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.3)
+    axes.spines[["left", "bottom"]].set_color(c.line)
+    axes.legend(fontsize=11.5, frameon=False, loc="upper left", labelcolor=c.ink)
     return figure
 
 
 # ---------------------------------------------------------------- v4: one distribution
 
 
-PROMPT = "The wolf opened his"
-
-
-def v4_distribution_data():
-    """The best tokens after a prompt and their probabilities under several settings."""
+def v4_distribution_data(n_best=11):
+    """Probabilities of the best tokens after a prompt, and of all others together, under several settings."""
     encoder, hparams, params = utils.load_model("tales")
-    ids = encoder.encode(PROMPT)
-    logits = gpt2_v4_sampling.gpt2([ids], **params, n_head=hparams["n_head"], n_logits=1)[:, -1]  # [1, n_vocab]
-    settings = {
-        "temperature 1": {}, "temperature 0.5": {"temperature": 0.5}, "temperature 2": {"temperature": 2.0},
-        "top-k 4": {"top_k": 4}, "top-p 0.9": {"top_p": 0.9},
-    }  # fmt: skip
-    best = np.argsort(-logits[0], kind="stable")[:14]
+    v4, ids = gpt2_v4_sampling, encoder.encode(SHORTER)
+    logits = v4.gpt2([ids], **params, n_head=hparams["n_head"], n_logits=1)[0, -1]  # [n_vocab]
+    best = np.argsort(-logits, kind="stable")[:n_best]
     shown = {}
-    for name, options in settings.items():
-        p = probabilities(logits, **options)[best]
-        shown[name] = [value if exact > 0 else None for value, exact in zip(rounded(p), p)]  # None: ruled out
-    return {"prompt": PROMPT, "tokens": token_names(encoder, best), "settings": shown}
+    for name, temperature, top_k, top_p in (
+        ("temperature 1", 1, 0, 1), ("temperature 0.5", 0.5, 0, 1), ("temperature 2", 2, 0, 1), ("top-k 4", 1, 4, 1),
+        ("top-p 0.4", 1, 0, 0.4),
+    ):  # fmt: skip
+        weights = v4.keep_top_p(v4.softmax(v4.keep_top_k(logits, top_k) / temperature), top_p)
+        p = weights / np.sum(weights)
+        shares = [*rounded(p[best]), round(1 - float(p[best].sum()), 4)]
+        shown[name] = [value or None for value in shares]  # None: ruled out
+    names = [*token_names(encoder, best), f"{len(logits) - n_best:,} others"]
+    return {"prompt": SHORTER, "tokens": names, "settings": shown}
 
 
-def probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
-    """What v4 draws from: its own temperature and top-k; top-p by its definition, since `draw` never sorts."""
-    v4 = gpt2_v4_sampling
-    p = v4.softmax(v4.apply_temperature(v4.keep_top_k(logits, top_k), temperature))[0]
-    order = np.argsort(-p, kind="stable")
-    before = np.cumsum(p[order]) - p[order]  # probability of the tokens ahead of each
-    p[order[before >= top_p - 1e-6]] = 0
-    return p / p.sum()
-
-
-def draw_v4_distribution(data, plt):
+def draw_v4_distribution(data, plt, c):
     settings, tokens = data["settings"], data["tokens"]
-    figure, all_axes = plt.subplots(1, len(settings), figsize=(8, 4.6), sharey=True, sharex=True)
-    limit = max(p[0] for p in settings.values())
-    y = np.arange(len(tokens))
+    figure, all_axes = plt.subplots(1, len(settings), figsize=(8, 4.3), sharey=True, sharex=True)
+    y = np.arange(len(tokens)) + 0.35 * (np.arange(len(tokens)) == len(tokens) - 1)  # the others stand apart
     for axes, (name, p) in zip(all_axes, settings.items()):
-        axes.barh(y, [value or 0 for value in p], color=BLUE, height=0.72)
-        for i, value in enumerate(p):
+        axes.barh(y, [value or 0 for value in p], color=[c.blue] * (len(p) - 1) + [c.pad], height=0.72)
+        for height, value in zip(y, p):
             text = "out" if value is None else f"{value:.2f}" if value >= 0.005 else "<.01"
-            color = DIM if value is None else INK
-            axes.text((value or 0) + 0.03 * limit, i, text, va="center", fontsize=9, color=color)
-        axes.set_title(name, fontsize=11)
+            axes.text((value or 0) + 0.03, height, text, va="center", fontsize=10, color=c.ink if value else c.dim)
+        axes.set_title(name, fontsize=11, color=c.ink)
         axes.spines[["top", "right", "bottom"]].set_visible(False)
-        axes.tick_params(length=0)
+        axes.spines["left"].set_color(c.line)
+        axes.tick_params(length=0, colors=c.ink)
         axes.set_xticks([])
-        axes.set(xlim=(0, 1.42 * limit), ylim=(len(tokens) - 0.4, -0.6))
-    all_axes[0].set_yticks(y, tokens, fontsize=10.5)
-    figure.suptitle(f'next token after "{data["prompt"]}": the best {len(tokens)} and their probabilities', fontsize=12)
-    return figure
-
-
-# ---------------------------------------------------------------- attention
-
-SENTENCE = "The king said to the old woman that the king was dead"
-
-
-def attention_data():
-    """The weights of one head over a sentence: a head of those that look at earlier words more than at the first."""
-    encoder, hparams, params = utils.load_model("tales")
-    ids = encoder.encode(SENTENCE)
-    weights = attention.attention_weights([ids], params, hparams["n_head"])[:, 0]  # [n_layer, n_head, T, T]
-    # The most telling head: most weight, over all queries, on one key that is neither the first nor the query itself.
-    others = weights * np.tri(len(ids), k=-1)
-    others[..., 0] = 0
-    layer, head = np.unravel_index(np.argmax(others.max(axis=-1).sum(axis=-1)), weights.shape[:2])
-    chosen = {"layer": int(layer), "head": int(head)}
-    return {**chosen, "tokens": token_names(encoder, ids), "weights": rounded(weights[layer, head])}
-
-
-def draw_attention(data, plt):
-    figure, axes = plt.subplots(figsize=(8, 6.6))
-    title = f"attention weights, layer {data['layer']}, head {data['head']}"
-    attention.draw_head(axes, np.array(data["weights"]), data["tokens"], title)
+        axes.set(xlim=(0, 1.25), ylim=(y[-1] + 0.6, -0.6))
+    all_axes[0].set_yticks(y, tokens, fontsize=11)
+    figure.suptitle(f'the next token after "{data["prompt"]}"', fontsize=12, color=c.ink)
     return figure
 
 
 # ---------------------------------------------------------------- all of them
 
 DATA = {
+    "v0_flow": v0_flow_data,
+    "v0_mask": v0_mask_data,
+    "attention": attention_data,
     "v1_shapes": v1_shapes_data,
     "v2_ragged": v2_ragged_data,
     "v3_cache": v3_cache_data,
     "v3_time": v3_time_data,
     "v4_distribution": v4_distribution_data,
-    "attention": attention_data,
 }
 DRAW = {
+    "v0_flow": draw_v0_flow,
+    "v0_mask": draw_v0_mask,
+    "attention": draw_attention,
     "v1_shapes": draw_v1_shapes,
     "v2_ragged": draw_v2_ragged,
     "v3_cache": draw_v3_cache,
     "v3_time": draw_v3_time,
     "v4_distribution": draw_v4_distribution,
-    "attention": draw_attention,
 }
+THEMES = {"": drawing.LIGHT, "_dark": drawing.DARK}  # what follows the name of a file, and the colours
 
 
-def draw(name, data, path, stamp):
+def draw(name, data, theme, path, stamp=""):
     """Draw one picture as SVG, with letters as outlines so that no font is needed, and the stamp as its description."""
-    plt = attention.import_pyplot()
-    settings = {"svg.fonttype": "path", "svg.hashsalt": name, "font.family": "DejaVu Sans"}
+    plt, c = drawing.import_pyplot(), THEMES[theme]
+    settings = {"svg.fonttype": "path", "svg.hashsalt": name, "font.family": "DejaVu Sans", "axes.facecolor": c.ground}
     with plt.rc_context({**plt.rcParamsDefault, **settings}):
-        figure = DRAW[name](data, plt)
+        figure = DRAW[name](data, plt, c)
         figure.set_layout_engine("constrained")
-        metadata = {"Date": None, "Creator": None, "Description": stamp}
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, facecolor="white", metadata=metadata)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = {"metadata": {"Date": None, "Creator": None, "Description": stamp}} if path.suffix == ".svg" else {}
+        figure.savefig(path, facecolor=c.ground, **kept)
         plt.close(figure)

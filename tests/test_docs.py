@@ -4,7 +4,9 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 import unicodedata
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import build  # noqa: E402
 import measure  # noqa: E402
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
+REWRITTEN = [f"docs/v{n}.md" for n in range(5)]  # v5's page is not yet
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
 BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
@@ -76,10 +79,11 @@ def test_data_of_pictures_is_compared_with_room_for_rounding():
             ["docs/v3.md: line", "diffs/v3.diff", "diffs/v4.diff", "README.md: line"],
         ),
         ("docs/v2.md", "[[-1 -1  0  1]]", "[[-1 -1  0  2]]", ["docs/v2.md: line"]),
+        ("docs/v0.md", "scores, 'at' [-14.02", "scores, 'at' [-14.22", ["docs/v0.md: line"]),
         ("README.md", "| batch inference |", "| batches |", ["README.md: line"]),
-        ("docs/pictures/v2_ragged.json", '"row": 2', '"row": 1', ["docs/pictures/v2_ragged.json"]),
+        ("docs/pictures/v2_ragged.json", '"pad"', '"pads"', ["docs/pictures/v2_ragged.json"]),
         ("docs/pictures/v4_distribution.svg", "drawn-from", "drawn by", ["docs/pictures/v4_distribution.svg"]),
-        ("docs/pictures.py", 'shade = plt.get_cmap("Blues")', 'shade = plt.get_cmap("Reds")', ["v2_ragged.svg"]),
+        ("docs/pictures.py", "height_ratios=[2.3, 4.1]", "height_ratios=[2, 4]", ["v2_ragged.svg", "v2_ragged_d"]),
         ("docs/v1.md", "build: diff v0 v1 ", "build: diff v0 v1 softmax ", ["nothing changes in softmax"]),
     ],
 )  # fmt: skip
@@ -141,9 +145,29 @@ def test_outputs_do_not_depend_on_the_kernel(kernel):
 # ---- what pages look like
 
 
-@pytest.mark.parametrize("page", VERSION_PAGES)
+@pytest.mark.parametrize("page", REWRITTEN)
 def test_pages_of_versions_are_short(page):
-    assert len(PAGES[page].splitlines()) <= 150
+    """In words outside of code."""
+    assert len(re.sub(r"(?ms)^ *```.*?^ *```$", "", PAGES[page]).split()) <= 1100
+
+
+@pytest.mark.parametrize("page", REWRITTEN[1:])
+def test_a_page_shows_every_line_that_changes(page):
+    """But for docstrings and the lines at the top of a file that name its idea."""
+    names = list(build.diffs.VERSIONS)
+    name = Path(page).stem
+    rows = build.diffs.diff_rows(names[names.index(name) - 1], name)
+    shown = {line.lstrip("+-") for line in PAGES[page].splitlines()}
+    changed = [line for sign, label, line in rows if sign != " " and line and label != "docstring"]
+    assert [line for line in changed if line not in shown] == []
+
+
+def test_the_page_of_v0_shows_the_whole_model():
+    shown = set(PAGES["docs/v0.md"].splitlines())
+    labels = build.diffs.label_lines(build.diffs.VERSIONS["v0"])
+    lines = build.diffs.read(build.diffs.VERSIONS["v0"]).splitlines()
+    left_out = ("docstring", "imports", "main", "end", None)
+    assert [line for label, line in zip(labels, lines) if label not in left_out and line and line not in shown] == []
 
 
 def test_every_version_has_its_page():
@@ -156,8 +180,8 @@ def without_code(page):
 
 
 def anchors(text):
-    """The anchors that GitHub gives to the headings of a page."""
-    found = set()
+    """The anchors of a page: those that it names, and those that GitHub gives to its headings."""
+    found = set(re.findall(r'<a id="([^"]+)"></a>', text))
     for title in re.findall(r"(?m)^#+ (.*)$", re.sub(r"(?ms)^```.*?^```$", "", text)):
         title = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).strip().lower()
         kept = (c for c in title if c in "-_ " or unicodedata.category(c)[0] in "LN")
@@ -185,15 +209,25 @@ def test_pictures_have_alternative_text(page):
         assert (ROOT / page).parent.joinpath(target).exists()
 
 
+def test_every_picture_is_used_in_light_and_dark():
+    for name in build.pictures.DATA:
+        light, dark = f"pictures/{name}.svg", f"pictures/{name}_dark.svg"
+        uses = [page for page in PAGES.values() if light in page]
+        assert uses
+        for page in uses:
+            assert f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">![' in page or f"docs/{light}" in page
+    files = {path.stem for path in (ROOT / "docs" / "pictures").iterdir()}
+    assert files == {name + theme for name in build.pictures.DATA for theme in build.pictures.THEMES}
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "pictures").glob("*.svg")), ids=lambda path: path.name)
-def test_pictures_have_a_ground_of_their_own_and_are_used(path):
-    """The first thing in them is a white rectangle as large as the picture, so a dark page does not show through."""
+def test_pictures_have_a_ground_of_their_own(path):
+    """The first thing in them is a rectangle as large as the picture, so no page shows through."""
     text = path.read_text(encoding="utf-8")
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
-    first = re.search(r'(?s)<path d="([^"]*)"[^>]*style="fill: #ffffff"', text).group(1)
+    ground = build.pictures.THEMES["_dark" if path.stem.endswith("_dark") else ""].ground
+    first = re.search(rf'(?s)<path d="([^"]*)"[^>]*style="fill: {ground}"', text).group(1)
     assert {width, height} <= set(first.split())
-    assert any(f"pictures/{path.name})" in page for page in PAGES.values())
-    assert path.with_suffix(".json").exists()
 
 
 # ---- every command runs
@@ -203,7 +237,7 @@ def test_pictures_have_a_ground_of_their_own_and_are_used(path):
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|\w+)(?: && |$)")
-ELSEWHERE = {"git lfs pull"}  # what to do in a folder that came from somewhere else
+ELSEWHERE = {"git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values())}  # need a clone
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {  # of an hour
     "python tools/fuzz.py all --runs 1000000 --seed 1 --out build/fuzz.json": "python tools/fuzz.py config --runs 300",
@@ -290,107 +324,55 @@ def test_measuring(monkeypatch, tmp_path):
     for path in (speed, kernels, exact):
         new, old = measure.load(path), measure.load(ROOT / "docs" / "measured" / path.name)
         assert list(new) == list(old)
-    assert set(measure.load(speed)["seconds"]["one"]) == set(build.VERSIONS)
+    assert set(measure.load(speed)["seconds"]["one"]) == set(build.diffs.VERSIONS)
     for make in measure.TABLES.values():
         assert make(build.table)
 
 
 # ---- every exercise can be done, and its test tells
 
-ANSWERS = {  # command: (file, text, instead of it, does the command pass then)
-    "python -m pytest tests/test_reference.py tests/test_traps.py": (
-        "gpt2_v0.py",
-        re.compile(r"(?s)    y = x \* x\n.*?    return y\n"),
-        "    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))\n",
-        True,
-    ),
-    "python -m pytest tests/test_reference.py -k softmax": (
-        "gpt2_v0.py",
-        re.compile(r"    x = .*np\.max\(x, axis=-1.*\n"),
-        "    x = x - 0\n",
-        False,
-    ),
-    'python -m pytest tests/test_equivalence.py -k "test_a_batch_of_one and v1"': (
-        "gpt2_v1_batching.py",
-        "x.swapaxes(1, 2).reshape(B, T, n_embd)",
-        "x.reshape(B, T, n_embd)",
-        False,
-    ),
-    "python -m pytest tests/test_equivalence.py -k v1": (
-        "gpt2_v1_batching.py",
-        re.compile(r"    x = x\.reshape\(B, T, 3, .*\n.*\n"),
-        "    q, k, v = (y.reshape(B, T, n_head, -1).swapaxes(1, 2) for y in np.split(x, 3, axis=-1))\n",
-        True,
-    ),
-    "python -m pytest tests/test_traps.py -k softmax": (
-        "gpt2_v2_padding.py",
-        "(x @ np.ones(x.shape[-1], x.dtype))[..., None]",
-        "np.sum(x, axis=-1, keepdims=True)",
-        False,
-    ),
-    "python -m pytest tests/test_padding.py": (
-        "gpt2_v2_padding.py",
-        "np.array([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])",
-        "(np.arange(T) >= T - np.array([[len(ids)] for ids in prompts])).astype(int)",
-        True,
-    ),
-    'python -m pytest tests/test_cache.py -k "(k1_ or k4_) and v3"': (
-        "gpt2_v3_kvcache.py",
-        "np.tri(T, n_past + T, n_past, dtype=bool)",
-        "np.tri(T, n_past + T, 0, dtype=bool)",
-        False,
-    ),
-    "python -m pytest tests/test_cache.py tests/test_equivalence.py -k v3": (
-        "gpt2_v3_kvcache.py",
-        "np.tri(T, n_past + T, n_past, dtype=bool)",
-        "(np.arange(n_past + T) <= n_past + np.arange(T)[:, None])",
-        True,
-    ),
-    "python -m pytest tests/test_sampling.py -k top_k": (
-        "gpt2_v4_sampling.py",
-        re.compile(r"        bound = np\.sort.*\n.*\n.*\n"),
-        '        ids = np.argsort(-row, kind="stable")[:top_k]\n',
-        True,
-    ),
-    "python -m pytest tests/test_sampling.py -k s9": (
-        "gpt2_v4_sampling.py",
-        "generators = [np.random.default_rng(row_seed) for row_seed in seed]",
-        "generators = [np.random.default_rng(seed[0])] * len(seed)",
-        False,
-    ),
-    "python -m pytest tests/test_exact.py -k any_batch": (
-        "gpt2_v5_exact.py",
-        "np.cumsum(x, axis=-1)[..., -1:]",
-        "np.sum(x, axis=-1, keepdims=True)",
-        False,
-    ),
-    'python -m pytest tests/test_exact.py -k "any_batch or larger"': (
-        "gpt2_v5_exact.py",
-        "np.concatenate([x, np.zeros((*batch, -T % size, n), x.dtype)], axis=-2)",
-        "np.pad(x, [(0, 0)] * len(batch) + [(0, -T % size), (0, 0)])",
-        True,
-    ),
-}
+
+def exercises():
+    """-> [(page, text, command, answer)]: the answer is the diff that the page shows, folded."""
+    for page in REWRITTEN:
+        section = PAGES[page].partition("## Exercises")[2]
+        for text in re.split(r"(?m)^\d\. ", section)[1:]:
+            answer = re.search(r"(?ms)^   ```diff\n(.*?)^   ```$", text)
+            commands = re.findall(r"`(python -m pytest [^`]+)`", text)
+            yield page, text, commands[0], answer and textwrap.dedent(answer[1])
 
 
-def test_every_exercise_has_an_answer_here():
-    assert set(EXERCISES) == set(ANSWERS)
+def with_answer(code, answer):
+    """A file's text in which the lines of an answer that begin with - stand replaced by those that begin with +."""
+    lines = answer.splitlines(keepends=True)
+    old, new = ("".join(line[1:] for line in lines if line[0] == sign) for sign in "-+")
+    assert code.count(old) == 1, old
+    return code.replace(old, new)
+
+
+@pytest.mark.parametrize("page", REWRITTEN)
+def test_exercises_have_what_a_learner_needs(page):
+    name = build.diffs.VERSIONS[Path(page).stem].name
+    assert f"`git checkout {name}` undoes an edit" in PAGES[page]
+    mine = [exercise for exercise in exercises() if exercise[0] == page]
+    assert len(mine) >= 2
+    for _, text, _, answer in mine:
+        assert "<summary>Hint</summary>" in text and "<summary>Answer</summary>" in text
+        assert ("stays green" in text) != ("goes red" in text)
+        with_answer((ROOT / name).read_text(encoding="utf-8"), answer)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ANSWERS)
-def test_exercises(command):
-    """Before, the command passes; with the answer it passes or fails, as the page says."""
-    name, old, new, passes = ANSWERS[command]
+@pytest.mark.parametrize("page, text, command, answer", list(exercises()))
+def test_exercises(page, text, command, answer):
+    """Before, the command passes; with the answer of the page it passes or fails, as the page says."""
     shell = build.Shell()
     try:
-        path = shell.root / name
-        text = path.read_text(encoding="utf-8")
-        changed = text.replace(old, new) if isinstance(old, str) else old.sub(lambda match: new, text)
-        assert changed != text
+        path = shell.root / build.diffs.VERSIONS[Path(page).stem].name
         assert shell.run(command)[0] == 0
-        path.write_text(changed, encoding="utf-8")
+        path.write_text(with_answer(path.read_text(encoding="utf-8"), answer), encoding="utf-8")
         status, output = shell.run(command)
+        passes = "stays green" in text
         assert status == (0 if passes else 1), output
         assert re.search(r"\d+ passed" if passes else r"\d+ failed", output)
     finally:
@@ -424,7 +406,7 @@ def test_the_program_about_kernels(shell):
 
 
 def test_attention_weights_are_those_of_v0(monkeypatch):
-    """The weights that v0's softmax makes, head by head, while it runs."""
+    """The weights that v0's softmax makes, block by block, while it runs."""
     model, prompts = random_model(), random_prompts([9])
     seen, softmax = [], V0.module.softmax
     monkeypatch.setattr(V0.module, "softmax", lambda x, **known: seen.append(softmax(x, **known).copy()) or seen[-1])
