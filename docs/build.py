@@ -106,7 +106,7 @@ def first_fence(body, language):
     """The code that stands by hand in a block."""
     match = re.match(rf"(?s)```{language}\n(.*?)```\n", body)
     if not match:
-        raise ValueError(f"a block of this kind begins with ```{language}")
+        raise utils.UserError(f"a block of this kind begins with ```{language}")
     return match.group(1)
 
 
@@ -149,7 +149,7 @@ def output_block(shell, command, expected=0):
     """What a command prints."""
     status, output = shell.result(command)
     if status != expected:
-        raise ValueError(f"{command.strip()} ended with status {status}: {output[-500:]}")
+        raise utils.UserError(f"{command.strip()} ended with status {status}: {output[-500:]}")
     return fence("text", output)
 
 
@@ -212,7 +212,7 @@ def rebuild(path, shell, problems):
         try:
             kind, *words = shlex.split(what)
             if kind not in kinds:
-                raise ValueError(f"nothing is called {kind}")
+                raise utils.UserError(f"nothing is called {kind}")
             new = kinds[kind](body, *words)
         except Exception as error:
             problems.append(f"{path.relative_to(ROOT)}: build: {what}: {error}")

@@ -1,7 +1,6 @@
 """Diffs and pieces of the versions, as the pages show them: without the docstrings of functions."""
 import ast
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,8 +9,9 @@ from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-sys.path[:0] = [str(ROOT / "tools")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import utils  # noqa: E402
 import versions  # noqa: E402
 
 VERSIONS = {version.name: ROOT / f"{version.file}.py" for version in versions.VERSIONS}
@@ -104,7 +104,7 @@ def diff_block(old, new, *names):
         name, _, word = name.partition(":")
         hunks = [hunk for hunk in hunks_of(rows, name) if any(word in line for line in hunk)]
         if not hunks:
-            raise ValueError(f"from {old} to {new} nothing changes in {name} {word}".rstrip())
+            raise utils.UserError(f"from {old} to {new} nothing changes in {name} {word}".rstrip())
         lines += [line for hunk in hunks for line in hunk]
     return fence("diff", "\n".join(lines))
 
@@ -115,7 +115,7 @@ def code_block(version, *names):
     rows = list(zip(label_lines(path), read(path).splitlines()))
     functions = ["\n".join(line for label, line in rows if label == name and line) for name in names]
     if "" in functions:
-        raise ValueError(f"{version} has no function {names[functions.index('')]}")
+        raise utils.UserError(f"{version} has no function {names[functions.index('')]}")
     return fence("python", "\n\n\n".join(functions))
 
 
