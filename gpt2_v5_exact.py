@@ -2,8 +2,7 @@
 
     python gpt2_v5_exact.py "The fox said" --temperature 0.8 --top_p 0.9 --seed 7 --n_samples 3
 
-How BLAS rounds a row depends on the shape of the call. So every product here is made of small ones of one shape: a
-block of rows times a tile of a weight, or times a block of keys. What is added up is added in one order.
+How BLAS rounds a row depends on the shape of the call, so every product here is made of small ones of one shape.
 """
 import functools
 import math
@@ -36,13 +35,13 @@ def gelu(x):
 
 
 def softmax(x, out=None):
-    """Softmax over the last axis: any shape -> same shape, each row adds up to 1; in place with out=x."""
+    """Softmax over the last axis, in blocks of 64: any shape -> same shape, rows add up to 1; in place with out=x."""
     x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
     # A product with ones for each block of 64 keys, then the blocks in order: what is masked adds zeros at the end.
-    blocks = x.reshape(*x.shape[:-1], -1, 1, TILE) @ np.ones((TILE, 1), x.dtype)  # [..., n_k] -> [..., n_k/64, 1, 1]
-    x /= np.cumsum(blocks[..., 0, 0], axis=-1)[..., -1:]
+    sums = x.reshape(*x.shape[:-1], -1, 1, TILE) @ np.ones(TILE, x.dtype)  # [..., n_k] -> [..., n_k/64, 1]
+    x /= np.cumsum(sums[..., 0], axis=-1)[..., -1:]
     return x
 
 
@@ -64,12 +63,12 @@ def linear(x, w, b):
     n_parts, n_tiles, n, _ = w.shape
     rows = x.reshape(-1, n_parts * n)  # [..., n_in] -> [n_rows, n_in]
     parts = np.split(in_blocks(rows, fewest_rows(n, TILE, x.dtype)), n_parts, axis=-1)  # of [n_blocks, 8, n_in/n_parts]
-    y = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype)
+    y, bias = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype), np.resize(b, (n_tiles, TILE))
     size = max(8, 2048 // max(len(rows), 1))  # so many tiles that what they give is still in the cache when it is moved
     for tiles in (slice(start, start + size) for start in range(0, n_tiles, size)):
-        products = [part @ tile for part, tile in zip(parts, w[:, tiles, None])]  # of [n_tiles, n_blocks, 8, 64]
-        y[:, :, tiles] = functools.reduce(np.add, products).transpose(1, 2, 0, 3)  # the parts are added in order
-    return (y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)] + b).reshape(*x.shape[:-1], len(b))
+        products = functools.reduce(np.add, (part @ tile for part, tile in zip(parts, w[:, tiles, None])))  # in order
+        np.add(products.transpose(1, 2, 0, 3), bias[tiles], out=y[:, :, tiles])  # from [n_tiles, n_blocks, 8, 64]
+    return y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)].reshape(*x.shape[:-1], len(b))
 
 
 def in_blocks(x, fewest):
@@ -234,9 +233,9 @@ def tile_params(params):
 
 @functools.cache
 def fewest_rows(n, m, dtype):
-    """4 if BLAS rounds a row times [n, m] alike in each slot of a block of 4, which is faster, and of 8; or else 8.
+    """4 if BLAS rounds a row times [n, m] in any slot of 4 rows, which are faster, as in any of 8, or else 8.
 
-    Raises UserError where not even the slots of a block of 8 are alike, because nothing here would be exact.
+    Raises UserError where not even 8 slots are alike.
     """
     rng = np.random.default_rng(0)
     rows, matrix = rng.standard_normal((16, 1, n)).astype(dtype), rng.standard_normal((n, m)).astype(dtype)

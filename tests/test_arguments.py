@@ -123,16 +123,17 @@ def calls_of(version):
     module, known = version.module, {"n_head": MODEL.n_head}
     more = {"attention_mask": MASK} if version.pads else {}
     input_ids = IDS if version.batches else IDS[0]
-    generation = {"input_ids": input_ids, "params": MODEL.params, **known, "n_tokens_to_generate": 2, **more}
-    calls = {"gpt2": {"input_ids": input_ids, **MODEL.params, **known, **more}, "generate": generation}
+    params = {"params": version.params(MODEL)}
+    generation = {"input_ids": input_ids, **params, **known, "n_tokens_to_generate": 2, **more}
+    calls = {"gpt2": {"input_ids": input_ids, **version.params(MODEL), **known, **more}, "generate": generation}
     if version.pads:
         calls["left_pad"] = {"prompts": [[1, 2], [3]], "pad_id": 0}
     if version.caches:
-        weights = {name: MODEL.params[name] for name in ("wte", "blocks")}
+        weights = {name: version.params(MODEL)[name] for name in ("wte", "blocks")}
         calls["init_kv_cache"] = {**weights, **known, "B": 2, "T_max": 9}
         calls["gpt2"] |= {"kv_cache": CACHE, "n_logits": 1}
-        calls["prefill"] = {"input_ids": IDS, "params": MODEL.params, **known, "kv_cache": CACHE, **more, "chunk": 2}
-        calls["decode_one_token"] = {"input_ids": [1, 2], "params": MODEL.params, **known, "kv_cache": CACHE}
+        calls["prefill"] = {"input_ids": IDS, **params, **known, "kv_cache": CACHE, **more, "chunk": 2}
+        calls["decode_one_token"] = {"input_ids": [1, 2], **params, **known, "kv_cache": CACHE}
     if hasattr(module, "sample"):
         choices = {"temperature": 1.0, "top_k": 5, "top_p": 0.9, "min_p": 0.01}
         calls["sample"] = {"logits": np.ones((1, 17), np.float32), "generators": [np.random.default_rng(0)], **choices}
@@ -161,7 +162,7 @@ def with_cache(version, arguments):
     if not version.caches:
         return arguments, None
     cache = version.new_cache(MODEL, B=2, T_max=9)
-    version.module.prefill([[7, 8], [9, 10]], MODEL.params, MODEL.n_head, cache)
+    version.module.prefill([[7, 8], [9, 10]], version.params(MODEL), MODEL.n_head, cache)
     return {name: cache if value is CACHE else value for name, value in arguments.items()}, cache
 
 
@@ -248,4 +249,4 @@ def test_swapped_arguments_are_refused():
     """In all versions, n_head and n_tokens_to_generate in each other's place."""
     for version in VERSIONS:
         with pytest.raises(utils.UserError, match="^n_head 40 does not fit the weights, whose n_embd is 12$"):
-            version.module.generate(IDS if version.batches else IDS[0], MODEL.params, 40, MODEL.n_head)
+            version.module.generate(IDS if version.batches else IDS[0], version.params(MODEL), 40, MODEL.n_head)

@@ -238,21 +238,22 @@ def broken_off(version, call, n, error, behind):
 def test_k10_after_a_call_that_was_broken_off_the_same_call_is_right(version, step):
     """K10: by MemoryError or Ctrl-C, at each step of the call: the cache is as if nothing had happened."""
     model = random_model(n_layer=1)
+    params = version.params(model)
     input_ids, mask = version.module.left_pad(random_prompts([5, 2], seed=1))
     more, more_mask = version.module.left_pad(random_prompts([4, 3], seed=2))
 
     def filled():
         cache = version.new_cache(model, B=2, T_max=9)
-        version.module.prefill(input_ids, model.params, model.n_head, cache, mask)
+        version.module.prefill(input_ids, params, model.n_head, cache, mask)
         return cache
 
     def call(cache):
         known = {"n_head": model.n_head, "kv_cache": cache}
         if step == "gpt2":
-            return version.module.gpt2(more, **model.params, attention_mask=more_mask, **known)
+            return version.module.gpt2(more, **params, attention_mask=more_mask, **known)
         if step == "prefill":
-            return version.module.prefill(more, model.params, attention_mask=more_mask, chunk=3, **known)
-        return version.module.decode_one_token([3, 4], model.params, **known)
+            return version.module.prefill(more, params, attention_mask=more_mask, chunk=3, **known)
+        return version.module.decode_one_token([3, 4], params, **known)
 
     undisturbed = filled()
     expected = call(undisturbed)
@@ -279,6 +280,7 @@ def test_k10_after_a_call_that_was_broken_off_the_same_call_is_right(version, st
 def test_a_second_turn_of_a_conversation(version, pieces):
     """Rows of different lengths go on with others of different lengths, pads between them: as if computed anew."""
     model = random_model()
+    params = version.params(model)
     rows = random_prompts([9, 3, 17], seed=1)
     cache = version.new_cache(model, B=3, T_max=60)
 
@@ -289,10 +291,10 @@ def test_a_second_turn_of_a_conversation(version, pieces):
         more = random_prompts(lengths, seed=seed) if lengths else rows
         rows = [ids + new for ids, new in zip(rows, more)] if lengths else rows
         input_ids, mask = version.module.left_pad(more)
-        check(version.module.prefill(input_ids, model.params, model.n_head, cache, mask, chunk=pieces))
+        check(version.module.prefill(input_ids, params, model.n_head, cache, mask, chunk=pieces))
         for token_id in (3, 16):
             rows = [[*ids, token_id] for ids in rows]
-            check(version.module.decode_one_token([token_id] * 3, model.params, model.n_head, cache))
+            check(version.module.decode_one_token([token_id] * 3, params, model.n_head, cache))
 
 
 @every_version

@@ -56,8 +56,10 @@ def test_gelu_by_hand(module):
 @every_implementation
 def test_softmax_by_hand(module):
     softmax = on_lists(module, "softmax")
-    np.testing.assert_allclose(softmax([0.0, math.log(3)]), [1 / 4, 3 / 4], rtol=1e-14)
-    np.testing.assert_allclose(softmax([1000.0, 1000.0 + math.log(3)]), [1 / 4, 3 / 4], rtol=1e-12)  # no overflow
+    hidden = [-1e10] * 62
+    expected = [1 / 4, 3 / 4, *[0] * 62]
+    np.testing.assert_allclose(softmax([0.0, math.log(3), *hidden]), expected, rtol=1e-14)
+    np.testing.assert_allclose(softmax([1000.0, 1000.0 + math.log(3), *hidden]), expected, rtol=1e-12)  # no overflow
 
 
 @every_implementation
@@ -73,4 +75,4 @@ def test_linear_by_hand(version):
     """[1, 2] times [[3, 4, 5], [6, 7, 8]] is [15, 18, 21]; then the bias."""
     x, w, b = np.array([[1.0, 2.0]]), np.array([[3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]), np.array([0.5, 0.0, -1.0])
     x = x[None] if version.batches else x  # [T, n_in] or [B, T, n_in]
-    np.testing.assert_array_equal(version.module.linear(x, w, b).reshape(3), [15.5, 18, 20])
+    np.testing.assert_array_equal(version.module.linear(x, version.weight(w), b).reshape(3), [15.5, 18, 20])

@@ -41,9 +41,17 @@ class Version:
         def of_kind(tree):
             if isinstance(tree, dict):
                 return {key: of_kind(value) for key, value in tree.items()}
-            return [of_kind(value) for value in tree] if isinstance(tree, list) else tree.view(kind)
+            if isinstance(tree, list):
+                return [of_kind(value) for value in tree]
+            return tree.view(kind) if isinstance(tree, np.ndarray) else tree
 
         return of_kind(self.module.tile_params(model.params))
+
+    def weight(self, w):
+        """A weight [n_in, n_out] in the form that `linear` takes."""
+        if not self.has_one_shape:
+            return w
+        return self.module.tile_params({"wte": w, "blocks": [{"w": w}]})["blocks"][0]["w"]
 
     def logits(self, model, prompts):
         """gpt2 on all prompts, in one batch if the version has batches -> a list of [length of the prompt, n_vocab]."""
