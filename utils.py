@@ -26,8 +26,6 @@ from gpt2_io.errors import UserError, in_units
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz
 from gpt2_io.params import GPT2_124M, load_params, random_params
-from gpt2_io.prompts import read_prompts
-from gpt2_io.results import check_output, complete_prompts
 from gpt2_io.safetensors import write_safetensors
 from gpt2_io.settings import (
     check_ids,

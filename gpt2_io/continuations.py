@@ -1,4 +1,4 @@
-"""What v4 and later print: continuations that end at stop strings, as text, as JSON, or piece by piece."""
+"""Continuations that end at stop strings: what v4 and later print, and what a job writes."""
 import json
 import re
 import secrets
@@ -82,3 +82,35 @@ class Continuations:
         if not self.as_json and not self.stream:
             prompts = [prompt for prompt in self.prompts for _ in range(self.n_samples)]
             print_texts(prompts, self.ids, [stream.text for stream in self.streams])
+
+
+class Continuation:
+    """One continuation of a job while its tokens come in."""
+
+    def __init__(self, encoder, stop):
+        self.stream, self.ids, self.logprobs, self.ends = TextStream(encoder, stop), [], [], [0]
+
+    def add(self, token_id, logprob):
+        """The next token -> whether a stop string ends the text."""
+        self.ids.append(token_id)
+        self.logprobs.append(logprob)
+        self.stream.push(token_id)
+        self.ends.append(len(self.stream.text) + len(self.stream.held))
+        return self.stream.stopped
+
+    def result(self, limit, with_logprobs):
+        """-> dict. ids and logprobs end with the token in which the text ends; cut is what came after that.
+
+        limit: how many tokens it could have had.
+        """
+        self.stream.end()
+        text, stopped, n = self.stream.text, self.stream.stopped, len(self.ids)
+        reason = "stop" if stopped or n < limit else "length"
+        n = next(n for n, end in enumerate(self.ends) if end >= len(text)) if stopped else n
+        result = {"ids": self.ids[:n], "text": text, "finish_reason": reason}
+        if with_logprobs:
+            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n])}
+        if stopped:
+            result |= {"cut_ids": self.ids[n:], "cut_text": self.stream.held}
+            result |= {"cut_logprobs": self.logprobs[n:]} if with_logprobs else {}
+        return result

@@ -40,18 +40,19 @@ def read_text(path):
         return Path(path).read_text(encoding="utf-8")
 
 
+def no_key_twice(pairs):
+    """The keys and values of a JSON object -> dict. Raises UserError for a key that is there twice."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise UserError(f"{twice!r:.60} is there twice")
+    return result
+
+
 def parse_json(text, where):
     """A JSON object -> dict. Raises UserError, with `where`, for anything else and for a key that is there twice."""
-
-    def unique(pairs):
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
-            raise UserError(f"{twice!r:.60} is there twice")
-        return result
-
     try:
-        value = json.loads(text, object_pairs_hook=unique)
+        value = json.loads(text, object_pairs_hook=no_key_twice)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not valid JSON: {error}") from None
     if not isinstance(value, dict):
@@ -105,13 +106,6 @@ def locked(path):
         file.close()
 
 
-def is_json_object(line):
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 TAKEN = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK, errno.EDEADLK)  # what systems say of a lock that another has
 
 
@@ -125,21 +119,10 @@ def lock(file, wait=False):
         if fcntl:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         else:
-            file.seek(0)
+            file.seek(1 << 30)  # beyond what is written: Windows lets nobody read what is locked
             msvcrt.locking(file.fileno(), msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
     except OSError as error:
         if error.errno not in TAKEN:
             raise
         return False
     return True
-
-
-def try_to_lock(file, message):
-    """Lock an open file as long as it is open. Raises UserError with the message if another process has it locked."""
-    try:
-        is_ours = lock(file)
-    except OSError as error:
-        reason = f"the file system gives no locks ({error.strerror}), so two jobs could write over each other"
-        raise UserError(f"{file.name}: {reason}: choose a place on another disk") from None
-    if not is_ours:
-        raise UserError(message)

@@ -1,59 +1,299 @@
-"""Prompts from the command line or from a file."""
+"""Files of prompts or texts: a line each, or JSON lines that may carry settings of their own."""
 import contextlib
-import itertools
+import hashlib
 import json
+import math
+import os
+import stat
 import sys
+import tempfile
+from array import array
+from typing import NamedTuple
 
-from gpt2_io.errors import UserError
-from gpt2_io.files import is_json_object
+import numpy as np
 
-MAX_PROMPTS = 1 << 28  # bytes of a file of prompts; without a limit, /dev/zero would fill the memory
+from gpt2_io.errors import UserError, listed
+from gpt2_io.files import no_key_twice
+from gpt2_io.settings import NEUTRAL, check_settings, is_list
+from gpt2_io.tokenizer import EOT
+
+MAX_LINE = 1 << 26  # bytes; what is read at once has a limit, or a file without line breaks would fill the memory
+MAX_COPY = 1 << 30  # bytes of what is no file and has to be copied into one
+
+HONOURED = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n_tokens_to_generate", "stop",
+    "ignore_eos", "logprobs",
+)  # fmt: skip
+ALSO = {"max_tokens": "n_tokens_to_generate", "max_new_tokens": "n_tokens_to_generate"}  # other names
+ELSEWHERE = {  # settings that other programs know, and the value at which they change nothing
+    "n": 1, "n_samples": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {},
+    "echo": False, "suffix": "", "stream": False, "truncate": None,
+}  # fmt: skip
 
 
-def read_prompts(prompts, prompts_file=None):
-    """Prompts from the command line or from a file -> list of {"prompt": text}, with "id" where the file gives one.
+class Line(NamedTuple):
+    """A line of the file, understood."""
 
-    prompts_file: a path, or "-" for standard input; UTF-8 with a prompt a line, or JSON lines with "prompt" and, if
-    wanted, "id". Blank lines are passed over. Raises UserError for a line that is neither, by its number.
+    parts: dict  # "prompt", "completion" or "text" -> as it stands there
+    settings: dict  # those of HONOURED that the line has
+    shown: dict  # what its result repeats: all but the settings
+    identity: bytes  # 16 bytes: its id, or else the whole line
+    content: bytes  # 16 bytes: the whole line
+
+
+def finite(text):
+    """A number of JSON -> float. Raises ValueError for one that JSON could not hold when it is written again."""
+    if math.isfinite(number := float(text)):
+        return number
+    raise ValueError(f"{text:.60} is no number of JSON")
+
+
+READ = json.JSONDecoder(object_pairs_hook=no_key_twice, parse_float=finite, parse_constant=finite).decode
+WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True).encode
+
+
+def digest(*parts):
+    """16 bytes that stand for values of JSON, or for bytes; of those only the last may be of any length."""
+    sha = hashlib.sha256()
+    for part in parts:
+        is_raw = isinstance(part, (bytes, bytearray))
+        sha.update(part if is_raw else WRITE(part).encode("utf-8", "surrogatepass") + b"\0")
+    return sha.digest()[:16]
+
+
+@contextlib.contextmanager
+def open_prompts(path):
+    """Open a file that can be read from any place: `with open_prompts(path) as file`. "-" is standard input.
+
+    What is no file (a pipe, standard input) is copied into one that nobody else sees and that is gone at the end.
     """
-    if prompts_file is None:
-        return [{"prompt": prompt} for prompt in prompts]
-    if prompts:
-        raise UserError("give prompts or --prompts_file, not both")
-    where = "standard input" if prompts_file == "-" else prompts_file
-    if prompts_file == "-" and not sys.stdin:
-        raise UserError("standard input is closed, but --prompts_file - reads from it")
-    with contextlib.nullcontext(sys.stdin.buffer) if prompts_file == "-" else open(prompts_file, "rb") as file:
-        pieces = iter(lambda: file.read(1 << 16), b"")  # read(n) would set n bytes aside, however small the file is
-        data = b"".join(itertools.islice(pieces, MAX_PROMPTS // (1 << 16) + 1))
-    if len(data) > MAX_PROMPTS:
-        raise UserError(f"{where}: more than {MAX_PROMPTS} bytes: is it a file of prompts? Else split it")
-    try:
-        lines = data.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 text (byte {error.start})") from None
-    lines = [(number, line.rstrip("\r")) for number, line in enumerate(lines, 1) if line.strip()]
-    if not lines:
-        raise UserError(f"{where}: no prompts in it")
-    if not is_json_object(lines[0][1]):
-        return [{"prompt": line} for _, line in lines]
-    records = []
-    for number, line in lines:
-        record = json.loads(line) if is_json_object(line) else {}
-        if not isinstance(record.get("prompt"), str):
-            raise UserError(f'{where}, line {number}: not a JSON object with a text "prompt", as the first line is')
-        if is_deep(record.get("id")):
-            raise UserError(f'{where}, line {number}: "id" has lists in lists in lists, too deep to be written again')
-        records.append({key: record[key] for key in ("prompt", "id") if key in record})
-    return records
+    if path == "-" and not sys.stdin:
+        raise UserError("standard input is closed, but - reads from it")
+    with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else open(path, "rb") as source:
+        mode = stat.S_IFIFO if path == "-" else os.fstat(source.fileno()).st_mode
+        if stat.S_ISREG(mode):
+            yield source
+            return
+        if stat.S_ISCHR(mode):
+            raise UserError(f"{path}: a device: give a file, or - for standard input")
+        with tempfile.TemporaryFile() as copy:
+            while piece := source.read(1 << 16):
+                copy.write(piece)
+                if copy.tell() > MAX_COPY:
+                    raise UserError(f"{name_of(path)}: more than {MAX_COPY} bytes: put it into a file")
+            yield copy
 
 
-def is_deep(value, limit=100):
-    """Whether a JSON value is nested deeper than this. Python writes a little less deep than it reads."""
-    level = [value]
-    for _ in range(limit):
-        boxes = [box.values() if isinstance(box, dict) else box for box in level if isinstance(box, (dict, list))]
-        level = [value for box in boxes for value in box]
-        if not level:
+def name_of(path):
+    return "standard input" if path == "-" else path
+
+
+class PromptFile:
+    """Reads lines of an open file, all of them in order or one by its place, so that none has to stay in memory.
+
+    parts: the keys of JSON lines that hold what the model is given, "prompt" or others; of a line of plain text the
+    last one. settings: whether lines may have some. reserved: keys of results, which a line must not have. whole:
+    whether the file is one text, None to have it so where it holds `<|endoftext|>`. model: the only one that lines may
+    name. Raises UserError, with the line, for what is neither text nor JSON lines.
+    """
+
+    def __init__(self, file, path, parts=("prompt",), settings=False, reserved=(), whole=False, model=None):
+        self.file, self.where, self.parts, self.model = file, name_of(path), parts, model
+        self.known = {*parts, *((*HONOURED, *ALSO, *ELSEWHERE) if settings else ())}
+        self.reserved = {*reserved} - {*parts}
+        self.is_json = self.whole = False
+        first = next(self.texts(), None)
+        if first is None:
+            raise UserError(f"{self.where}: no {parts[-1]}s in it")
+        self.is_json = self.begins_json(*first[1:])
+        self.whole = not self.is_json and (self.holds_eot() if whole is None else whole)
+
+    def begins_json(self, number, text):
+        """Whether the first line is a JSON object; a broken one, or an array of them, would make no sense as text."""
+        if not text.startswith(("{", "[")):
             return False
-    return True
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            message = f"begins like JSON and is not valid: a prompt like that goes into JSON lines, {self.example()}"
+            raise UserError(f"{self.where}, line {number}: {message}") from None
+        if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            raise UserError(f"{self.where}, line {number}: a JSON array: put each item on a line, as {self.example()}")
+        return isinstance(value, dict)
+
+    def example(self):
+        return json.dumps({self.parts[-1]: "..."})
+
+    def holds_eot(self):
+        self.file.seek(0)
+        before = b""
+        while piece := self.file.read(1 << 16):
+            if EOT.encode() in before + piece:
+                return True
+            before = piece[-len(EOT) :]
+        return False
+
+    def texts(self):
+        """Each line that is not blank -> place in the file, number from 1, text."""
+        place = number = 0
+        while True:
+            self.file.seek(place)
+            data = self.file.readline(MAX_LINE + 1)
+            if not data:
+                return
+            number += 1
+            text = self.decode(data, number)
+            if text.strip():
+                yield place, number, text
+            place += len(data)
+
+    def decode(self, data, number):
+        if len(data) > MAX_LINE:
+            raise UserError(f"{self.where}, line {number}: more than {MAX_LINE} bytes: is it a file of prompts?")
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{self.where}, line {number}: not UTF-8 text (byte {error.start})") from None
+        return text.removeprefix("\ufeff").rstrip("\r\n") if number == 1 else text.rstrip("\r\n")
+
+    def lines(self):
+        """Each line -> its place in the file and its Line."""
+        if self.whole:
+            yield 0, self.at(0)
+            return
+        for place, number, text in self.texts():
+            yield place, self.understand(text, f"{self.where}, line {number}")
+
+    def at(self, place, content=None):
+        """The Line at a place. Raises UserError where it is not the one with this content any more."""
+        self.file.seek(place)
+        if self.whole:
+            data = self.file.read(MAX_LINE + 1)
+            line = self.understand(self.decode(data, 1), self.where)
+        else:
+            text = self.decode(self.file.readline(MAX_LINE + 1), 1 if place == 0 else 2)
+            line = self.understand(text, self.where)
+        if content not in (None, line.content):
+            raise UserError(f"{self.where}: it was changed while the job ran: start the job again, which goes on")
+        return line
+
+    def understand(self, text, where):
+        """One line -> Line. Raises UserError, with `where`, for a setting that makes no sense."""
+        content = digest(text.encode("utf-8"))
+        if not self.is_json:
+            return Line({self.parts[-1]: text}, {}, {self.parts[-1]: text}, content, content)
+        try:
+            record = READ(text)
+            if not isinstance(record, dict):
+                raise ValueError("a JSON object is expected, as in the first line")
+            if text.count("[") + text.count("{") > 100:  # Python writes a little less deep than it reads
+                WRITE([record] * 3)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not valid: {error}") from None
+        own = self.known & record.keys()
+        shown = {key: record[key] for key in record if key not in own or key in self.parts} if own else record
+        if "custom_id" in record and isinstance(record.get("body"), dict):  # OpenAI's batches: the request is in there
+            body = record["body"]
+            rest = {key: body[key] for key in body if key not in self.known}
+            shown = {**shown, "body": rest, **{key: body[key] for key in self.parts if key in body}}
+            record = {**record, **body}
+            own = self.known & record.keys()
+        elif record.get("model", self.model) != self.model:
+            raise UserError(f"{where}: model {record['model']!r:.60}: a job runs one model, --model {self.model}")
+        settings = settings_of(record, own, where) if len(own) > 1 else {}
+        clash = self.reserved & shown.keys()
+        if clash:
+            raise UserError(f"{where}: {listed(sorted(clash))}: so the results call something: use another name")
+        parts = {key: record[key] for key in self.parts if record.get(key) is not None}
+        name = record.get("id", record.get("custom_id"))
+        return Line(parts, settings, shown, content if name is None else digest(name, b"id"), content)
+
+def settings_of(record, names, where):
+    """The settings in a JSON line, of those names, checked -> dict. null is as good as not given."""
+    settings = {}
+    for key in sorted(names):
+        name, value = ALSO.get(key, key), record[key]
+        if value is None:
+            continue
+        if key in ELSEWHERE and WRITE(value) != WRITE(ELSEWHERE[key]):
+            raise UserError(f"{where}: {key} {value!r:.60} in a line is not supported: take it out")
+        if name not in HONOURED:
+            continue
+        if settings.get(name, value) != value:
+            raise UserError(f"{where}: {name} is there twice, as {key} too")
+        try:
+            settings[name] = checked(name, value)
+        except UserError as error:
+            raise UserError(f"{where}: {str(error).replace(name, key)}") from None
+    if settings.get("temperature") == 0:
+        idle = [name for name in NEUTRAL if name != "seed" and settings.get(name, NEUTRAL[name]) != NEUTRAL[name]]
+        if idle:
+            raise UserError(f"{where}: {', '.join(idle)} changes nothing at temperature 0")
+    return settings
+
+
+def checked(name, value):
+    """The value of a setting. Raises UserError, by name, for one that makes no sense."""
+    if name == "stop":
+        value = [value] if isinstance(value, str) else value
+        if not is_list(value) or not all(isinstance(text, str) and text for text in value):
+            raise UserError(f"stop must be a text or a list of texts, none empty, not {value!r:.60}")
+        return list(value)
+    if name in ("ignore_eos", "logprobs") and not isinstance(value, bool):
+        raise UserError(f"{name} must be true or false, not {value!r:.60}")
+    if name == "n_tokens_to_generate" and value == "full":
+        return value
+    if name == "seed" and is_list(value):
+        raise UserError(f"seed must be a whole number, not {value!r:.60}")
+    if name != "ignore_eos":
+        check_settings(**{name: value})
+    return value
+
+
+class Index:
+    """What has to be known of all lines at once, some 80 bytes each. Lines are numbered from 0.
+
+    work_of(Line) -> group, number of tokens, digest of all that its result depends on but the job's seed, draws. It
+    raises UserError for a line that cannot be done. draws: 0 is for no random numbers, 1 for those of a seed of its
+    own, 2 for the job's.
+    """
+
+    def __init__(self, prompts, work_of):
+        self.places, self.sizes, self.groups, self.draws = array("q"), array("q"), array("q"), array("b")
+        contents, identities, works, self.names = bytearray(), bytearray(), bytearray(), {}
+        for place, line in prompts.lines():
+            try:
+                group, size, content, draws = work_of(line)
+            except UserError:
+                group, size, content, draws = None, 0, bytes(16), 0
+            self.places.append(place)
+            self.sizes.append(size)
+            self.groups.append(-1 if group is None else self.names.setdefault(group, len(self.names)))
+            self.draws.append(draws)
+            contents += line.content
+            identities += line.identity
+            works += content
+        self.groups, self.sizes = np.array(self.groups), np.array(self.sizes)
+        self.contents, self.identities, self.works = contents, identities, works
+        self.names = list(self.names)
+        # The how manieth of equal lines each is.
+        order = np.argsort(lines := np.frombuffer(contents, dtype="V16").view("S16"), kind="stable")
+        begins = np.flatnonzero(np.append(True, lines[order][1:] != lines[order][:-1]))
+        self.ranks = np.empty(len(lines), dtype=int)
+        self.ranks[order] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))
+
+    def __len__(self):
+        return len(self.places)
+
+    def line(self, prompts, i):
+        return prompts.at(self.places[i], bytes(self.contents[16 * i : 16 * i + 16]))
+
+    def seed(self, i, seed):
+        """The seed of a line: from the job's, its id or text, and how many equal lines came before; not its place."""
+        what = b"%d %d " % (seed, self.ranks[i]) + self.identities[16 * i : 16 * i + 16]
+        return int.from_bytes(digest(what)[:8], "big") >> 11  # 53 bits, which every reader of JSON holds
+
+    def key(self, i, seed, model, sample):
+        """What tells the result of a line from every other -> 32 characters. model: its fingerprint, 16 bytes."""
+        drawn = () if self.draws[i] == 0 else (sample,) if self.draws[i] == 1 else (sample, self.seed(i, seed))
+        return digest(model + self.works[16 * i : 16 * i + 16] + b"%r" % (drawn,)).hex()

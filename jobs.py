@@ -1,0 +1,311 @@
+"""Files of prompts in, files of results out: thousands of them, whatever happens in between.
+
+    python jobs.py complete prompts.jsonl --out results.jsonl
+    python jobs.py score texts.txt
+
+The same command goes on where it was broken off. docs/jobs.md has the rest.
+"""
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from array import array
+
+import numpy as np
+
+import gpt2_v5_exact as gpt2
+import utils
+from gpt2_io.continuations import Continuation, read_stop
+from gpt2_io.errors import UserError
+from gpt2_io.prompts import Index, Line, PromptFile, digest, open_prompts
+from gpt2_io.results import Progress, fingerprint, open_results
+from gpt2_io.scoring import Scoring
+from gpt2_io.settings import NEUTRAL, check_ids, check_settings
+
+# ---------------------------------------------------------------- what depends on the version
+
+
+def prepare(params):
+    """params as utils.load_model gives them -> as the version takes them."""
+    return gpt2.tile_params(params)
+
+
+def complete_batch(model, prompts, settings, seeds, on_token):
+    """Continue lists of ids that share their settings; on_token(row, id, logprob) gets the tokens, and ends a row.
+
+    seeds: (seed, number, sample) for each sample of each prompt, or None at temperature 0.
+    """
+    input_ids, attention_mask = gpt2.left_pad(prompts)
+    settings = {**settings, "seed": seeds, "on_token": on_token, "progress": False}
+    settings["stop_ids"] = () if settings.pop("ignore_eos") else model.encoder.stop_ids
+    n_head, n = model.hparams["n_head"], settings.pop("n_tokens_to_generate")
+    gpt2.generate(input_ids, model.params, n_head, n, attention_mask, **settings)
+
+
+# ---------------------------------------------------------------- both commands
+
+RESERVED = ("error", "key", "check")  # keys that any result may have
+
+
+class Model:
+    """A model that is ready to run: its encoder, hparams, params, the version, and a fingerprint of all these."""
+
+    version = gpt2
+
+    def __init__(self, name, models_dir):
+        self.encoder, self.hparams, params = utils.load_model(name, models_dir)
+        self.fingerprint = fingerprint(gpt2.__name__, self.encoder, self.hparams, params)
+        self.params = prepare(params)
+
+    def encode(self, prompt):
+        """Text or ids -> ids. Raises UserError for what the model has no tokens for."""
+        if isinstance(prompt, str):
+            return self.encoder.encode(prompt)
+        if not isinstance(prompt, list) or not prompt:
+            raise UserError(f"a text or a list of ids is expected, not {prompt!r:.60}")
+        return check_ids(prompt, "a prompt", self.hparams["n_vocab"])
+
+
+def run_job(make_task, path, out, rows, model, models_dir, seed=0, n_samples=1, **kinds):
+    """Do what is missing of a job, write its results in order, and say how many lines could not be done.
+
+    make_task(Model, whether the file is one text) -> Completing or Scoring; kinds: for PromptFile.
+    """
+    check_settings(batch_size=rows, seed=seed, n_samples=n_samples)
+    if out and out != "-" and path != "-" and os.path.exists(out) and os.path.samefile(path, out):
+        raise UserError(f"{out}: holds the prompts: give another --out")
+    with contextlib.ExitStack() as at_end:
+        prompts = PromptFile(at_end.enter_context(open_prompts(path)), path, model=model, **kinds)
+        model = Model(model, models_dir)
+        task = make_task(model, prompts.whole)
+        index = Index(prompts, task.work_of)
+        task.check(index)
+        is_shown = out in (None, "-")  # then the file is one that nobody sees
+        out = os.path.join(at_end.enter_context(tempfile.TemporaryDirectory()), "results") if is_shown else out
+        n_lines = len(index) * n_samples
+
+        def key(line):
+            i, sample = divmod(line, n_samples)
+            if index.groups[i] < 0:
+                return ""
+            return index.key(i, seed, model.fingerprint, sample)
+
+        def shown():
+            for i in range(len(index)):
+                line, error = index.line(prompts, i), {}
+                if index.groups[i] < 0:
+                    try:
+                        task.plan(line)
+                    except UserError as mistake:
+                        error = {"error": str(mistake)}
+                for sample in range(n_samples):
+                    yield {**line.shown, **({"sample": sample} if n_samples > 1 else {}), **error}
+
+        keys = np.fromiter(map(key, range(n_lines)), dtype="S32", count=n_lines)
+        n_errors = int(np.count_nonzero(index.groups < 0))
+        results = at_end.enter_context(open_results(out, keys, task.fields))
+        progress = Progress(len(index), n_errors)
+        at_end.callback(progress.close)
+        progress.done(results.n_done(n_samples))
+        todo = np.unique(np.unique(keys, return_index=True)[1] // n_samples)  # of lines with the same key only one
+        todo = todo[results.missing.reshape(-1, n_samples).any(axis=1)[todo]]
+        for batch in task.batches(index, todo, rows):
+            lines = [index.line(prompts, i) for i in batch]
+            seeds = [line.settings.get("seed", index.seed(i, seed)) for i, line in zip(batch, lines)]
+            try:
+                found = list(task.run(lines, seeds, rows, progress))
+            except MemoryError as error:
+                raise MemoryError(f"{error}: the same command with a smaller --rows goes on from here") from None
+            found = [(batch[n] * n_samples + sample, lines[n].shown, result) for n, sample, result in found]
+            missing = results.missing
+            results.add([result for result in found if missing[result[0]]])
+            progress.done(results.n_done(n_samples))
+        results.finish(shown(), task.see)
+        progress.close()
+        if is_shown and sys.stdout:
+            sys.stdout.flush()
+            with open(out, "rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer)
+        task.end()
+    if n_errors:
+        where = "" if is_shown else f' in {out}: see "error" there'
+        print(f"{n_errors} of {len(index)} prompts could not be done{where}", file=sys.stderr)
+        sys.exit(1)
+
+
+# ---------------------------------------------------------------- complete
+
+
+class Completing:
+    """What `complete` makes of a line."""
+
+    fields = (
+        "ids", "text", "finish_reason", "logprobs", "logprob", "cut_ids", "cut_text", "cut_logprobs", "n_left_out",
+        "seed",
+    )  # fmt: skip
+
+    def __init__(self, model, settings, n_samples, truncate, flags):
+        self.model, self.settings, self.n_samples, self.truncate = model, settings, n_samples, truncate
+        self.flags = flags  # that make no sense unless a line draws
+        self.plain = self.group_of(Line({}, {}, {}, b"", b""))
+
+    def plan(self, line):
+        """-> ids, number of new tokens, number of ids left out in front. Raises UserError for what cannot be done."""
+        if "prompt" not in line.parts:
+            raise UserError('no "prompt" in it')
+        ids = self.model.encode(line.parts["prompt"]) or [self.model.encoder.eot_token]
+        n = line.settings.get("n_tokens_to_generate", self.settings["n_tokens_to_generate"])
+        n_ctx = self.model.hparams["n_ctx"]
+        room = n_ctx if n == "full" else n_ctx - max(n - 1, 0)  # the last new token is not fed in
+        if len(ids) > room and (self.truncate is None or room < 1):
+            asked = "" if n == "full" else f" and {n} are to be generated"
+            message = f"the prompt has {len(ids)} tokens{asked}, but the model's limit n_ctx is {n_ctx}"
+            raise UserError(f"{message}: shorten it, generate fewer, or --truncate left")
+        n_left_out = max(len(ids) - room, 0)
+        ids = ids[n_left_out:]
+        return ids, max(n_ctx - len(ids), 1) if n == "full" else n, n_left_out
+
+    def settings_of(self, line):
+        """All settings of a line, its own or else the job's; without those that change nothing at temperature 0."""
+        settings = {**self.settings, **line.settings}
+        return settings if settings["temperature"] else {**settings, **NEUTRAL}
+
+    def group_of(self, line):
+        """Lines of a group share a batch: all their settings but stop strings, seeds and lengths -> as text, draws."""
+        settings = self.settings_of(line)
+        draws = 0 if settings["temperature"] == 0 else 1 if "seed" in line.settings else 2
+        rest = [settings.pop(name, None) for name in ("stop", "seed", "n_tokens_to_generate")]
+        return json.dumps(settings), digest(settings, rest), draws
+
+    def work_of(self, line):
+        """For Index."""
+        ids, n, _ = self.plan(line)
+        group, rest, draws = self.group_of(line) if line.settings else self.plain
+        return (group, n), len(ids), digest(rest + array("q", [n, *ids]).tobytes()), draws
+
+    def check(self, index):
+        if self.flags and not any(index.draws):
+            raise UserError(f"{', '.join(self.flags)} changes nothing at temperature 0: give --temperature 1 too")
+
+    def batches(self, index, todo, rows):
+        """Of one group, and of like length so that few pads are needed; the longest first, which need most memory."""
+        order = todo[np.lexsort((-index.sizes[todo], index.groups[todo]))]
+        for group in np.split(order, np.flatnonzero(np.diff(index.groups[order])) + 1):
+            n = max(rows // self.n_samples, 1)
+            yield from (group[first : first + n].tolist() for first in range(0, len(group), n))
+
+    def run(self, lines, seeds, rows, progress):
+        """-> (number of the line, sample, result) for each."""
+        plans, settings = [self.plan(line) for line in lines], self.settings_of(lines[0])
+        n_samples = self.n_samples if settings["temperature"] else 1
+        settings |= {"n_tokens_to_generate": plans[0][1], "n_samples": n_samples}
+        settings.pop("stop"), settings.pop("seed", None)
+        stops = [self.settings_of(line)["stop"] for line in lines for _ in range(n_samples)]
+        new_rows = [Continuation(self.model.encoder, stop) for stop in stops]
+
+        def on_token(row, token_id, logprob):
+            progress.count(1)
+            return new_rows[row].add(token_id, logprob)
+
+        row_seeds = [(seed, 0, sample) for seed in seeds for sample in range(n_samples)]
+        row_seeds = row_seeds if settings["temperature"] else None
+        complete_batch(self.model, [ids for ids, _, _ in plans], settings, row_seeds, on_token)
+        for row, continuation in enumerate(new_rows):
+            n, sample = divmod(row, n_samples)
+            result = continuation.result(settings["n_tokens_to_generate"], settings["logprobs"])
+            result |= {"n_left_out": plans[n][2]} if plans[n][2] else {}
+            result |= {"seed": seeds[n]} if settings["temperature"] else {}
+            yield n, sample, result
+
+    def see(self, result):
+        pass
+
+    def end(self):
+        pass
+
+
+def complete(
+    file, *, out=None, n_tokens_to_generate: str = "40", rows=16, batch_size: int = None, model="tales",
+    models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
+    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None,
+):
+    """Continue each prompt of a file, and write a line of JSON for each.
+
+    Args:
+        file: a prompt a line, or JSON lines with "prompt" and maybe "id" and settings; - is standard input.
+        out: the file of results; without it they are printed at the end.
+        n_tokens_to_generate: how many tokens to add, at most, or full for as many as the model has room for.
+        rows: how many continuations to make at once.
+        batch_size: the same as rows.
+        model: a model's name or folder.
+        models_dir: where models are looked for by name.
+        temperature: 0 takes the best token each time; 1 samples as the model was trained, less is safer, more wilder.
+        top_k: choose among the top_k best tokens only; 0 is off.
+        top_p: choose among the best tokens that have this probability together; 1 is off.
+        min_p: choose among tokens at least min_p times as likely as the best; 0 is off.
+        repetition_penalty: above 1, tokens that were there before become less likely.
+        seed: a whole number, 0 by default; what each line draws comes from it and from the line, not from its place.
+        n_samples: how many continuations of each prompt.
+        stop: end a continuation before this text; can be given several times.
+        ignore_eos: do not end a continuation at the end of a text, <|endoftext|>.
+        logprobs: add each token's log-probability and their sum.
+        truncate: left, to leave out the beginning of a prompt that is too long.
+    """
+    if truncate not in (None, "left"):
+        raise UserError(f"--truncate takes left, not {truncate!r:.60}")
+    if n_tokens_to_generate != "full":
+        try:
+            n_tokens_to_generate = int(n_tokens_to_generate)
+        except ValueError:
+            message = f"--n_tokens_to_generate takes a whole number or full, not {n_tokens_to_generate!r:.60}"
+            raise UserError(message) from None
+        check_settings(n_tokens_to_generate=n_tokens_to_generate)
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    settings |= {"repetition_penalty": repetition_penalty, "logprobs": logprobs}
+    for name, value in settings.items():  # one by one, since a line may have a temperature of its own
+        check_settings(**{name: value})
+    settings |= {"n_tokens_to_generate": n_tokens_to_generate, "stop": list(read_stop(stop)), "ignore_eos": ignore_eos}
+    given = {**settings, "seed": seed, "n_samples": n_samples}
+    flags = [name for name in NEUTRAL if given[name] != NEUTRAL[name]]
+    def make_task(model, is_whole):
+        return Completing(model, settings, n_samples, truncate, flags)
+
+    kinds = {"settings": True, "reserved": ("sample", *RESERVED, *Completing.fields)}
+    run_job(make_task, file, out, batch_size or rows, model, models_dir, seed or 0, n_samples, **kinds)
+
+
+# ---------------------------------------------------------------- score
+
+
+def score(
+    file, *, out=None, stride: int = None, top_logprobs=0, last_tokens: int = None, whole: bool = None, rows=16,
+    batch_size: int = None, model="tales", models_dir="models",
+):
+    """Say how likely the model finds each text of a file, and on the last line all of them together.
+
+    Args:
+        file: a text a line, or JSON lines with "text", or with "prompt" and "completion"; - is standard input.
+        out: the file of results; without it they are printed at the end. The last line is printed in any case.
+        stride: texts beyond n_ctx are scored in windows, each this many tokens after the one before; n_ctx by default.
+        top_logprobs: add this many of the likeliest tokens in each place.
+        last_tokens: score only so many tokens at the end of each text.
+        whole: the file is one text; it is by default if it is no JSON and holds <|endoftext|>.
+        rows: how many texts, or windows of them, to score at once.
+        batch_size: the same as rows.
+        model: a model's name or folder.
+        models_dir: where models are looked for by name.
+    """
+    for name, value, low in (("top_logprobs", top_logprobs, 0), ("last_tokens", last_tokens, 1)):
+        if value is not None and value < low:
+            raise UserError(f"--{name} must be {low} or more, not {value}")
+    def make_task(model, is_whole):
+        return Scoring(model, stride, top_logprobs, last_tokens, is_whole)
+
+    kinds = {"parts": ("prompt", "completion", "text"), "reserved": (*RESERVED, *Scoring.fields), "whole": whole}
+    run_job(make_task, file, out, batch_size or rows, model, models_dir, **kinds)
+
+
+if __name__ == "__main__":
+    utils.run({"complete": complete, "score": score})
