@@ -181,9 +181,9 @@ class Completing:
 
     def work_of(self, line):
         """For Index."""
-        ids, n, _ = self.plan(line)
+        ids, n, n_left_out = self.plan(line)
         group, rest, draws = self.group_of(line) if line.settings else self.plain
-        return (group, n), len(ids), digest(rest + array("q", [n, *ids]).tobytes()), draws
+        return (group, n), len(ids), digest(rest + array("q", [n, n_left_out, *ids]).tobytes()), draws
 
     def check(self, index):
         if self.flags and not any(index.draws):
@@ -307,5 +307,7 @@ def score(
     run_job(make_task, file, out, batch_size or rows, model, models_dir, **kinds)
 
 
+COMMANDS = {"complete": complete, "score": score}
+
 if __name__ == "__main__":
-    utils.run({"complete": complete, "score": score})
+    utils.run(COMMANDS)

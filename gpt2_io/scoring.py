@@ -46,7 +46,7 @@ def score_windows(model, windows, n_rows, n_top=0, count=lambda n: None):
     found = [None] * len(windows)
     numbers = {prefix: n for n, prefix in enumerate(dict.fromkeys(w.prefix for w in windows if w.prefix))}
     if numbers:
-        input_ids, mask = version.left_pad(numbers)
+        input_ids, mask = version.left_pad(list(numbers))
         T_max = input_ids.shape[1] + max(len(w.ids) for w in windows if w.prefix)
         shared = version.init_kv_cache(params["wte"], params["blocks"], n_head, len(numbers), T_max)
         version.prefill(input_ids, params, n_head, shared, mask)
@@ -146,7 +146,7 @@ class Scoring:
         self.n_ctx, self.start = model.hparams["n_ctx"], []
         with contextlib.suppress(UserError):  # without it, the first token of a text is only looked back on
             self.start = [model.encoder.eot_token]
-        self.stride, self.total = stride or self.n_ctx, Total()
+        self.stride, self.total = self.n_ctx if stride is None else stride, Total()
         if not 1 <= self.stride <= self.n_ctx:
             raise UserError(f"--stride must be from 1 to n_ctx, {self.n_ctx}, not {stride}")
 
@@ -185,9 +185,10 @@ class Scoring:
 
     def batches(self, index, todo, rows):
         """Prompts that several lines have come in one batch with all of these; else texts of like length do."""
-        is_shared = np.bincount(index.groups[index.groups >= 0])[index.groups[todo]] > 1
-        groups = np.where(is_shared, index.groups[todo], -1)
-        contexts = np.array([length for length, _ in index.names])[index.groups[todo]] * is_shared
+        groups = index.groups[todo]
+        contexts = np.array([length for length, _ in index.names])[groups]
+        is_shared = (contexts > 0) & (np.bincount(groups)[groups] > 1)
+        groups, contexts = np.where(is_shared, groups, -1), contexts * is_shared
         batch, last = [], None
         for n in np.lexsort((-index.sizes[todo], groups, contexts)):
             if len(batch) >= rows and (groups[n] < 0 or groups[n] != last):
