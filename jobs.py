@@ -74,6 +74,8 @@ def run_job(make_task, path, out, rows, model, models_dir, seed=0, n_samples=1, 
     make_task(Model, whether the file is one text) -> Completing or Scoring; kinds: for PromptFile.
     """
     check_settings(batch_size=rows, seed=seed, n_samples=n_samples)
+    if out == "":
+        raise UserError("--out needs the name of a file")
     if out and out != "-" and path != "-" and os.path.exists(out) and os.path.samefile(path, out):
         raise UserError(f"{out}: holds the prompts: give another --out")
     with contextlib.ExitStack() as at_end:

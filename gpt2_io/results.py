@@ -10,6 +10,7 @@ import filecmp
 import json
 import os
 import socket
+import stat
 import sys
 import time
 from pathlib import Path
@@ -55,8 +56,9 @@ def open_results(out, keys, fields):
     fields: what a result may have, all else in a line is only repeated from the prompts.
     Raises UserError where the file is no results', where it has none of this job's, or where another job writes it.
     """
-    if os.path.exists(out) and not os.path.isfile(out):
-        raise UserError(f"--out {out}: not a plain file")
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(out).st_mode):  # which raises OSError for links in a circle
+            raise UserError(f"--out {out}: not a plain file")
     out = os.path.realpath(out)  # a link stays one
     with open_locked(f"{out}.part") as part:
         results = Results(out, part, keys, fields)

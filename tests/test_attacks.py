@@ -16,6 +16,7 @@ from model_files import CONFIG, assert_one_line, clean_environment, edge, make_v
 from tiny import ROOT, VERSIONS
 
 import gpt2_v4_sampling as v4
+import jobs
 import utils
 from gpt2_io.tokenizer import MAX_BLANKS
 
@@ -42,7 +43,7 @@ def run(edge, folder):
         (["--frobnicate", "3"], ["unknown flag --frobnicate"]),
         (["--__class__", "x"], ["unknown flag --__class__"]),
         (["--n_tokens_to_generate", "1" + "0" * 30], ["n_ctx is 64"]),
-        (["--n_tokens_to_generate", "-5"], ["n_tokens_to_generate must be 0 or more"]),
+        (["--n_tokens_to_generate", "-5"], ["n_tokens_to_generate must be a whole number, 0 or more"]),
         (["--n_tokens_to_generate", "1e3"], ["a whole number"]),
         (["--temperature", "inf"], ["temperature must be"]),
         (["--temperature", "-1"], ["temperature must be"]),
@@ -54,10 +55,8 @@ def run(edge, folder):
         (["--seed", "abc"], ["--seed takes a whole number"]),
         (["--seed", "9" * 5000], ["--seed takes a whole number"]),
         (["--n_samples", "0"], ["n_samples must be"]),
-        (["--n_samples", "1000000000"], ["1000000000 continuations at once", "lower --n_samples"]),
-        (["--batch_size", "0"], ["batch_size must be"]),
+        (["--n_samples", "1000000000"], ["n_samples must be", "100000"]),
         (["--stop", ""], ["--stop needs a text"]),
-        (["--out", "x", "--stream"], ["choose one"]),
     ],
     ids=lambda value: " ".join(value)[:40],
 )
@@ -69,8 +68,8 @@ def test_flags_that_make_no_sense(run, flags, words):
     "flags",
     [
         ["--temperature", "1e-300"], ["--temperature", "1e30"], ["--top_p", "0"], ["--top_p", "1e-320"],
-        ["--min_p", "1"], ["--top_k", "1" + "0" * 30], ["--seed", "9" * 4000], ["--repetition_penalty", "1e30"],
-        ["--repetition_penalty", "1e-30"], ["--batch_size", "1" + "0" * 30],
+        ["--min_p", "1"], ["--top_k", "1" + "0" * 30], ["--seed", str(2**128 - 1)], ["--repetition_penalty", "1e30"],
+        ["--repetition_penalty", "1e-30"],
     ],
     ids=lambda value: " ".join(value)[:40],
 )  # fmt: skip
@@ -80,77 +79,24 @@ def test_flags_at_the_end_of_what_makes_sense(run, flags):
     assert [len(json.loads(line)["ids"]) for line in result.stdout.splitlines()] == [3, 3]
 
 
-# ---- prompts
+# ---- files of prompts and of results: more are in test_jobs.py
 
 
 @unix
-@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom"])
-def test_devices_without_an_end_are_no_prompts(run, monkeypatch, device):
-    """/dev/zero would fill the memory; the limit is lowered here."""
-    monkeypatch.setattr("gpt2_io.prompts.MAX_PROMPTS", 1000)
-    assert_one_line(run("--prompts_file", device), device)
-
-
-def test_the_limit_is_the_last_size_that_is_taken(run, monkeypatch, tmp_path):
-    monkeypatch.setattr("gpt2_io.prompts.MAX_PROMPTS", 7)
-    for data, status in ((b"the\nin\n", 0), (b"the\nin\n\n", 2)):
-        (tmp_path / "p").write_bytes(data)
-        assert run("--prompts_file", tmp_path / "p", "--n_tokens_to_generate", "1").returncode == status
-
-
-@unix
-def test_a_pipe_with_a_name_gives_prompts(run, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    writer = subprocess.Popen(["sh", "-c", 'printf "the\nin\n" > "$0"', tmp_path / "pipe"])
-    result = run("--prompts_file", tmp_path / "pipe", "--json", "--n_tokens_to_generate", "1")
-    assert writer.wait() == 0 and result.stdout.count("\n") == 2
-
-
-@unix
-@pytest.mark.parametrize("flag", ["--prompts_file", "--out", "--model"])
+@pytest.mark.parametrize("flag", ["file", "--out", "--model"])
 def test_links_in_a_circle(edge, tmp_path, flag):
     for a, b in (("1", "2"), ("2", "1")):
         (tmp_path / a).symlink_to(tmp_path / b)
-    prompts = [] if flag == "--prompts_file" else ["the"]
-    assert_one_line(edge(v4.main, *prompts, flag, tmp_path / "1"), tmp_path / "1")
+    (tmp_path / "p").write_text("the", encoding="utf-8")
+    arguments = [tmp_path / "1"] if flag == "file" else [tmp_path / "p", flag, tmp_path / "1"]
+    assert_one_line(edge(jobs.COMMANDS, "complete", *arguments), tmp_path / "1")
 
 
 @pytest.mark.parametrize("blank", [" ", "\n", "\u3000"], ids=ascii)
-def test_a_megabyte_of_blanks(run, tmp_path, blank):
+def test_a_megabyte_of_blanks(run, blank):
     """Beyond what tiktoken's stack takes, whose panic is no Exception. What a stack takes is encoded."""
     for n, words in ((1_000_000, "blanks"), (MAX_BLANKS, "n_ctx is 64")):
-        (tmp_path / "p").write_text(json.dumps({"prompt": "the" + blank * n + "king"}), encoding="utf-8")
-        assert_one_line(run("--prompts_file", tmp_path / "p"), words)
-
-
-# ---- results
-
-
-@pytest.mark.parametrize("prompts", ["the\nin\n", '{"prompt": "the"}\n', '{"prompt": "the", "id": 1}'])
-def test_prompts_that_have_the_name_of_the_settings_are_not_overwritten(run, tmp_path, prompts):
-    """FILE.job is where a job on FILE keeps its settings."""
-    (tmp_path / "o.job").write_text(prompts, encoding="utf-8")
-    assert_one_line(run("--prompts_file", tmp_path / "o.job", "--out", tmp_path / "o"), "o.job", "give another --out")
-    assert (tmp_path / "o.job").read_text(encoding="utf-8") == prompts
-
-
-@unix
-@pytest.mark.parametrize("link", [os.link, os.symlink], ids=["hard", "symbolic"])
-def test_two_jobs_on_two_names_of_one_file(run, tmp_path, monkeypatch, link):
-    (tmp_path / "a").touch()
-    link(tmp_path / "a", tmp_path / "b")
-    second, generate = [], v4.generate
-
-    def start_another(*arguments, **settings):
-        if not second:
-            second.append(None)
-            second[0] = run("the", "--out", tmp_path / "b", "--n_tokens_to_generate", "1")
-        return generate(*arguments, **settings)
-
-    monkeypatch.setattr(v4, "generate", start_another)
-    assert run("the", "--out", tmp_path / "a", "--n_tokens_to_generate", "1").returncode == 0
-    assert_one_line(second[0], tmp_path / "b", "another job is writing it")
-    assert len((tmp_path / "a").read_text(encoding="utf-8").splitlines()) == 1
+        assert_one_line(run("the" + blank * n + "king"), words)
 
 
 # ---- models
@@ -223,6 +169,7 @@ def test_too_little_memory_is_one_line(run, monkeypatch):
 
 
 V4 = f'"{sys.executable}" "{ROOT}/gpt2_v4_sampling.py" --n_tokens_to_generate 2'
+JOBS = f'"{sys.executable}" "{ROOT}/jobs.py" complete --n_tokens_to_generate 20'
 STREAMS = {  # what a shell runs: (status, stdout, stderr), None for any
     f"{V4} the > /dev/full": (2, "", "error: [Errno 28] No space left on device\n"),
     f"{V4} the --stream > /dev/full": (2, "", "error: [Errno 28] No space left on device\n"),
@@ -232,7 +179,7 @@ STREAMS = {  # what a shell runs: (status, stdout, stderr), None for any
     f"{V4} the --no_such_flag 2>/dev/full": (2, "", ""),
     f"{V4} the --temperature 1 --json 2>/dev/full": (2, "", ""),  # the seed could not be shown
     f"{V4} the <&- >&- 2>&-": (0, "", ""),
-    f"ulimit -v 2000000; yes the | head -n 9999 | {V4}0 --prompts_file - --batch_size 9999": (2, "", None),  # 20 tokens
+    f"ulimit -v 2000000; yes the | head -n 9999 | nl | {JOBS} - --rows 9999": (2, "", None),
 }
 
 

@@ -37,9 +37,11 @@ from model_files import (
 from tiny import ROOT
 
 import gpt2_v4_sampling as v4
+import jobs
 import utils
 from gpt2_io.downloads import sha256_of
 from gpt2_io.hub import find_model, has_weights
+from gpt2_io.results import FIRST_LINE
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix")
 
@@ -50,10 +52,10 @@ import json, os, signal, sys
 __file__ = os.path.abspath("command.py")  # beside utils.py, as a command is
 signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
 import requests  # which a download would import
-import gpt2_v4_sampling, utils
+import gpt2_v4_sampling, jobs, utils
 from gpt2_io import command_line
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the command has begun
-commands = {"v4": gpt2_v4_sampling.main, "utils": utils.COMMANDS}
+commands = {"v4": gpt2_v4_sampling.main, "utils": utils.COMMANDS, "jobs": jobs.COMMANDS}
 for line in sys.stdin:
     asked = json.loads(line)
     pid = os.fork()
@@ -142,33 +144,37 @@ def attack(start, check, renew, number, n, seed):
 
 def attack_job(server, tmp_path, number, n, n_prompts, seed=0):
     folder, out = write_folder(tmp_path / "model", {**CONFIG, "n_positions": 64}), tmp_path / "out.jsonl"
+    part = tmp_path / "out.jsonl.part"
     rng = random.Random(1)
     prompts = [" ".join(rng.choices(["the", "king", "in"], k=rng.randrange(1, 9))) for _ in range(n_prompts)]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
-    arguments = ["--prompts_file", tmp_path / "prompts.txt", "--model", folder, "--batch_size", 2, "--seed", 7]
+    arguments = ["complete", tmp_path / "prompts.txt", "--model", folder, "--rows", 4, "--seed", 7]
     arguments += ["--temperature", 1, "--n_tokens_to_generate", 12, "--n_samples", 2, "--ignore_eos"]
 
     def start(out=out):
-        return Process(server, tmp_path, "v4", [*arguments, "--out", out], {})
+        return Process(server, tmp_path, "jobs", [*arguments, "--out", out], {})
 
     assert start(tmp_path / "undisturbed.jsonl").wait() == (0, "", "")
     undisturbed = (tmp_path / "undisturbed.jsonl").read_bytes()
     assert undisturbed.count(b"\n") == 2 * n_prompts
-    sizes = set()
+    reached = [0]
 
     def check():
-        """What is there is the beginning of what an undisturbed run writes: nothing is lost, twice or otherwise."""
-        found = out.read_bytes() if out.exists() else b""
-        assert undisturbed.startswith(found)
-        sizes.add(len(found))
+        """Each whole line is one of an undisturbed run: nothing is lost, twice or otherwise."""
+        found = part.read_bytes().splitlines(keepends=True)[1:] if part.exists() else []
+        whole = [line for line in found if line.endswith(b"\n")]
+        assert len({*whole}) == len(whole) and len(found) - len(whole) <= 1
+        assert {*whole} <= {*undisturbed.splitlines(keepends=True)}
+        assert out.read_bytes() == undisturbed if out.exists() else len(whole) >= reached[-1]
+        reached.append(len(whole))
 
     def renew():
         assert out.read_bytes() == undisturbed
         out.unlink()
-        (tmp_path / "out.jsonl.job").unlink()
+        reached.append(0)
 
     attack(start, check, renew, number, n, seed)
-    return sizes
+    return {*reached}
 
 
 @pytest.mark.slow
@@ -355,13 +361,13 @@ began = now()
 time.time = lambda: 4e7 + now() - began
 time.localtime = lambda seconds=None: localtime(time.time() if seconds is None else seconds)
 sys.path.insert(0, {root!r})
-import gpt2_v4_sampling, utils
-utils.run(utils.COMMANDS, v4=gpt2_v4_sampling.main)
+import gpt2_v4_sampling, jobs, utils
+utils.run(utils.COMMANDS, v4=gpt2_v4_sampling.main, jobs=jobs.COMMANDS)
 """
 
 
 def in_1971(*arguments, **options):
-    """A command of utils, or v4's as "v4", where small machines without a battery begin."""
+    """A command of utils, of v4 as "v4", or of jobs as "jobs", where small machines without a battery begin."""
     arguments = [sys.executable, "-c", IN_1971.format(root=str(ROOT)), *map(str, arguments)]
     return subprocess.run(arguments, capture_output=True, encoding="utf-8", timeout=60, **options)
 
@@ -370,14 +376,15 @@ def test_a_job_goes_on_with_the_clock_set_back(edge, tmp_path):
     """Nothing depends on the time of day, nor on the times of files: these are from the future."""
     folder = write_folder(tmp_path / "model")
     (tmp_path / "p.txt").write_text("the\nin\nthe king\na", encoding="utf-8")
-    arguments = ["--prompts_file", tmp_path / "p.txt", "--out", tmp_path / "o", "--model", folder, "--ignore_eos"]
-    arguments += ["--temperature", 1, "--seed", 3, "--n_tokens_to_generate", 4, "--batch_size", 1]
-    assert edge(v4.main, *arguments).returncode == 0
+    arguments = ["complete", tmp_path / "p.txt", "--out", tmp_path / "o", "--model", folder, "--ignore_eos"]
+    arguments += ["--temperature", 1, "--seed", 3, "--n_tokens_to_generate", 4, "--rows", 1]
+    assert edge(jobs.COMMANDS, *arguments).returncode == 0
     whole = (tmp_path / "o").read_bytes()
-    (tmp_path / "o").write_bytes(whole[: len(whole) // 2])
-    for path in (tmp_path / "o", tmp_path / "o.job", tmp_path / "p.txt", *folder.iterdir()):
+    (tmp_path / "o").unlink()
+    (tmp_path / "o.part").write_bytes(FIRST_LINE + whole[: len(whole) // 2])
+    for path in (tmp_path / "o.part", tmp_path / "p.txt", *folder.iterdir()):
         os.utime(path, (4e9, 4e9))
-    result = in_1971("v4", *arguments)
+    result = in_1971("jobs", *arguments)
     assert (result.returncode, result.stderr, (tmp_path / "o").read_bytes()) == (0, "", whole)
 
 

@@ -8,7 +8,7 @@ import versions
 
 ROOMS = """
     errors files settings safetensors npz gguf blas checkpoint params tokenizer streams continuations hub command_line
-    prompts results
+    prompts results scoring
 """.split()  # of gpt2_io, in order: a room imports from those before it
 FILES = [f"gpt2_io.{room}" for room in ROOMS] + ["utils"]
 FOLDERS = ("tools", "benchmarks", "docs", "tests")  # in order; files of one folder may import each other
@@ -68,7 +68,7 @@ def test_imports_run_one_way():
         ("gpt2_io.safetensors", "from gpt2_io.checkpoint import tie", "gpt2_io.checkpoint"),
         ("gpt2_io.errors", "def f():\n    from gpt2_io import files", "gpt2_io.files"),
         ("gpt2_io.hub", "from . import results", "gpt2_io.results"),
-        ("gpt2_io.hub", "from .results import job_file", "gpt2_io.results"),
+        ("gpt2_io.hub", "from .results import to_line", "gpt2_io.results"),
         ("gpt2_io.results", "import utils", "utils"),
         ("gpt2_io.results", "import gpt2_v4_sampling", "gpt2_v4_sampling"),
         ("utils", "import gpt2_v0", "gpt2_v0"),

@@ -7,6 +7,7 @@ as processes of their own, on the bundled model, and kills them.
 # ruff: noqa: F401, F811 (fixtures come from model_files)
 import errno
 import gc
+import inspect
 import io
 import itertools
 import json
@@ -49,7 +50,8 @@ def tiny(seed=0):
 @pytest.fixture
 def tiny_model(monkeypatch, encoder):
     """Commands in this process use a model that takes no time."""
-    monkeypatch.setattr(utils, "load_model", lambda *_: (encoder, {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}, tiny().params))
+    hparams = {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}
+    monkeypatch.setattr(utils, "load_model", lambda *_: (encoder, hparams, tiny().params))
 
 
 @pytest.fixture
@@ -61,8 +63,8 @@ def run(edge, tiny_model, tmp_path):
 
     def call(lines, *arguments, name="complete", out="out.jsonl"):
         if not isinstance(lines, bytes):
-            is_json = any(isinstance(line, dict) for line in lines)
-            lines = [json.dumps(line if isinstance(line, dict) else {"prompt": line}) if is_json else line for line in lines]
+            if any(isinstance(line, dict) for line in lines):
+                lines = [json.dumps(line if isinstance(line, dict) else {"prompt": line}) for line in lines]
             lines = "\n".join(lines).encode()
         (tmp_path / "in").write_bytes(lines)
         out = ["--out", tmp_path / out] if out else []
@@ -276,9 +278,10 @@ def test_full_goes_on_until_n_ctx(done):
 def test_a_line_s_settings_are_those_of_the_command_line(done, edge):
     """What a line asks for, and what the newest version writes with these flags; its seed is in the result."""
     flags = [
-        {"temperature": 0.7, "seed": 3}, {"temperature": 1, "top_k": 5}, {"temperature": 1.0, "top_p": 0.5, "max_tokens": 2},
-        {"n_tokens_to_generate": 7}, {"temperature": 1, "min_p": 0.1, "seed": 2**100}, {"repetition_penalty": 1.5}, {},
-        {"max_new_tokens": 0}, {"temperature": 0, "seed": None}, {"logprobs": True}, {"temperature": 1, "ignore_eos": True},
+        {"temperature": 0.7, "seed": 3}, {"temperature": 1, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.5, "max_tokens": 2},
+        {"n_tokens_to_generate": 7}, {"temperature": 1, "min_p": 0.1, "seed": 2**100}, {}, {"repetition_penalty": 1.5},
+        {"max_new_tokens": 0}, {"temperature": 0, "seed": None}, {"logprobs": True}, {"ignore_eos": True},
     ]  # fmt: skip
     found = done([{"prompt": "The fox", "id": n, **line} for n, line in enumerate(flags)], "-n", 4, "--rows", 3)
     for line, result in zip(flags, found):
@@ -292,7 +295,8 @@ def test_a_line_s_settings_are_those_of_the_command_line(done, edge):
 
 
 def test_a_line_of_openai_s_batches(done):
-    body = {"model": "gpt-3.5-turbo-instruct", "prompt": "The fox", "max_tokens": 2, "temperature": 0, "n": 1, "user": "u"}
+    body = {"model": "gpt-3.5-turbo-instruct", "prompt": "The fox", "max_tokens": 2, "temperature": 0, "n": 1}
+    body["user"] = "u"
     line = {"custom_id": "request-1", "method": "POST", "url": "/v1/completions", "body": body}
     (result,) = done([line])
     plain = done([{"prompt": "The fox", "max_tokens": 2}])[0]
@@ -302,7 +306,8 @@ def test_a_line_of_openai_s_batches(done):
 
 
 def test_what_is_unknown_is_handed_through_and_settings_are_not(done):
-    (result,) = done([{"label": {"é": [1, None]}, "prompt": "a", "max_tokens": 1, "stop": None, "id": "x", "top_k": None}])
+    line = {"label": {"é": [1, None]}, "prompt": "a", "max_tokens": 1, "stop": None, "id": "x", "top_k": None}
+    (result,) = done([line])
     assert list(result) == ["label", "prompt", "id", "ids", "text", "finish_reason", "key", "check"]
 
 
@@ -318,9 +323,10 @@ def test_flags_that_change_nothing(run, done):
     "flags, words",
     [
         (["--n_tokens_to_generate", "ten"], ["whole number or full", "ten"]), (["-n", "-1"], ["n_tokens_to_generate"]),
-        (["--truncate", "right"], ["left"]), (["--rows", "0"], ["batch_size"]), (["--temperature", "-1"], ["temperature"]),
-        (["--stop", ""], ["--stop"]), (["--prompts_file", "x"], ["--prompts_file"]), (["--batch_size", "x"], ["batch_size"]),
-        (["--max_new_tokens", "3"], ["--n_tokens_to_generate"]), (["--seed", "-1"], ["seed"]), (["--n_samples", "0"], ["n_samples"]),
+        (["--truncate", "right"], ["left"]), (["--rows", "0"], ["batch_size"]), (["--batch_size", "x"], ["batch_size"]),
+        (["--stop", ""], ["--stop"]), (["--prompts_file", "x"], ["--prompts_file"]), (["--seed", "-1"], ["seed"]),
+        (["--max_new_tokens", "3"], ["--n_tokens_to_generate"]), (["--n_samples", "0"], ["n_samples"]),
+        (["--temperature", "-1"], ["temperature"]),
     ],
 )  # fmt: skip
 def test_flags_that_make_no_sense(run, flags, words):
@@ -496,7 +502,7 @@ def test_results_leave_memory_when_they_are_written(run, monkeypatch):
     assert len(alive) == 4 and max(alive) <= 4
 
 
-@pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("no disk"), 2)], ids=str)
+@pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("x"), 2)], ids=str)
 def test_whatever_ends_a_job_the_same_command_goes_on(run, tmp_path, monkeypatch, error, status):
     """After running out of memory with a smaller batch."""
     assert_quiet(run(PROMPTS, *DRAWN, out="undisturbed"))
@@ -518,8 +524,9 @@ def test_whatever_ends_a_job_the_same_command_goes_on(run, tmp_path, monkeypatch
 
 
 CHANGES = [
-    ("temperature", "0.5"), ("top_k", "5"), ("top_p", "0.9"), ("min_p", "0.1"), ("repetition_penalty", "1.1"), ("seed", "8"),
-    ("n_tokens_to_generate", "4"), ("n_samples", "2"), ("stop", "x"), ("ignore_eos", "True"), ("logprobs", "True"),
+    ("temperature", "0.5"), ("top_k", "5"), ("top_p", "0.9"), ("min_p", "0.1"), ("repetition_penalty", "1.1"),
+    ("seed", "8"), ("n_tokens_to_generate", "4"), ("n_samples", "2"), ("stop", "x"), ("ignore_eos", "True"),
+    ("logprobs", "True"),
 ]  # fmt: skip
 NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "truncate"}  # or by what they lead to
 
@@ -529,14 +536,15 @@ def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch)
     (tmp_path / "out.jsonl").unlink(missing_ok=True)
     run(PROMPTS, *DRAWN)
     before = (tmp_path / "out.jsonl").read_bytes()
-    flags = set(jobs.complete.__code__.co_varnames[: jobs.complete.__code__.co_argcount + jobs.complete.__code__.co_kwonlyargcount])
+    flags = {*inspect.signature(jobs.complete).parameters}
     assert flags == {flag for flag, _ in CHANGES} | NOT_IN_KEYS
     for flag, value in CHANGES:
         result = run(PROMPTS, *DRAWN, f"--{flag}={value}")
         if flag == "n_samples":
             assert_quiet(result)  # the first sample is there
-            found = read(tmp_path / "out.jsonl")
-            assert [{k: v for k, v in r.items() if k != "sample"} for r in found[::2]] == [*map(json.loads, before.splitlines())]
+            found = read(tmp_path / "out.jsonl")[::2]
+            assert [result.pop("sample") for result in found] == [0] * 6
+            assert found == [*map(json.loads, before.splitlines())]
             (tmp_path / "out.jsonl").write_bytes(before)
         else:
             assert_one_line(result, tmp_path / "out.jsonl", "none of its 6 results", "--out")
@@ -718,9 +726,8 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(run, tmp_path, monkey
     init = results.Results.__init__
     for size in (20, 300, 500, 700):
         with monkeypatch.context() as disk:
-            disk.setattr(
-                results.Results, "__init__", lambda self, out, part, *more, n=size: init(self, out, FullDisk(part, n), *more)
-            )
+            fill = lambda self, out, part, *more, n=size: init(self, out, FullDisk(part, n), *more)  # noqa: E731
+            disk.setattr(results.Results, "__init__", fill)
             assert_one_line(run(PROMPTS, *DRAWN, "--rows", 2), "No space left")
         assert not (tmp_path / "out.jsonl").exists() and (tmp_path / "out.jsonl.part").stat().st_size == size
         assert_quiet(run(PROMPTS, *DRAWN))
@@ -746,7 +753,8 @@ def test_a_folder_that_nobody_may_write_to_and_one_that_is_not_there(edge, tiny_
     (tmp_path / "p").write_text("a", encoding="utf-8")
     (tmp_path / "folder").mkdir(mode=0o500)
     folder = tmp_path / "folder" if os.geteuid() else "/sys"  # the system's own is closed to root too
-    for out, words in ((f"{folder}/o", "ermission"), (tmp_path / "none" / "o", "No such file"), (tmp_path, "not a plain file")):
+    places = {f"{folder}/o": "ermission", tmp_path / "none" / "o": "No such file", tmp_path: "not a plain file"}
+    for out, words in places.items():
         assert_one_line(edge(jobs.COMMANDS, "complete", tmp_path / "p", "--out", out, *GREEDY), out, words)
     assert sorted(os.listdir(tmp_path)) == ["folder", "p"]
 
@@ -823,7 +831,8 @@ def test_without_a_file_the_results_are_printed_and_the_total_is_the_last_line(r
 def test_only_the_completion_counts_or_the_last_tokens(score, encoder):
     context, text = encoder.encode("The fox said to"), encoder.encode(" the king")
     lines = [{"prompt": "The fox said to", "completion": " the king"}, {"prompt": context, "completion": text}]
-    found, _ = score([*lines, {"prompt": "", "completion": "A"}, {"prompt": "a", "completion": ""}, {"completion": "a"}], status=1)
+    lines += [{"prompt": "", "completion": "A"}, {"prompt": "a", "completion": ""}, {"completion": "a"}]
+    found, _ = score(lines, status=1)
     assert found[0]["logprobs"] == found[1]["logprobs"] and found[0]["ids"] == text
     np.testing.assert_allclose(found[0]["logprobs"], naive(context + text, len(context)), atol=1e-4)
     assert found[2]["ids"] == encoder.encode("A") and "error" in found[3] and "error" in found[4]
@@ -864,7 +873,7 @@ def test_n_ctx_plus_one_ids_and_beyond(score):
         np.testing.assert_allclose(result["logprobs"], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("flag", [("--stride", "0"), ("--stride", "65"), ("--last_tokens", "0"), ("--top_logprobs", "-1")])
+@pytest.mark.parametrize("flag", [("--stride", 0), ("--stride", 65), ("--last_tokens", 0), ("--top_logprobs", -1)])
 def test_flags_of_score_that_make_no_sense(run, flag):
     assert_one_line(run(["a"], *flag, name="score"), flag[0])
 
@@ -888,7 +897,8 @@ def test_a_context_that_several_share_is_computed_once(score, monkeypatch):
     ids = np.random.default_rng(1).integers(0, 2047, 300).tolist()
     lines = [{"prompt": ids[:40], "completion": ids[100 + 3 * n : 103 + 3 * n]} for n in range(5)]
     lines += [{"prompt": ids[50:80], "completion": ids[200 + n : 202 + n]} for n in range(3)]
-    lines += [{"prompt": ids[80:85], "completion": [1]}, {"prompt": [3], "completion": [1]}, {"prompt": [3], "completion": [2]}]
+    lines += [{"prompt": ids[80:85], "completion": [1]}]
+    lines += [{"prompt": [3], "completion": [n]} for n in (1, 2)]
     random.Random(0).shuffle(lines)
     alone = [score([line])[0][0] for line in lines]
     fed, gpt2 = [], newest.gpt2
@@ -958,7 +968,8 @@ def start(tmp_path):
 
     def call(lines, out, *arguments, code=""):
         (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        code = f"import os, signal, sys; sys.path.insert(0, {str(ROOT)!r}); import jobs, utils\n{code}\nutils.run(jobs.COMMANDS)"
+        begin = f"import os, signal, sys; sys.path.insert(0, {str(ROOT)!r}); import jobs, utils"
+        code = f"{begin}\n{code}\nutils.run(jobs.COMMANDS)"
         arguments = ["complete", str(tmp_path / "prompts.jsonl"), "--out", str(out), *arguments]
         arguments += ["--temperature", "0.9", "--top_p", "0.95", "--seed", "7"]
         return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, stderr=subprocess.PIPE)
@@ -973,9 +984,8 @@ def finish(process, n_errors, n):
 
 KILLS = {
     "after two batches": """
-add, n = jobs.Model.__init__, []
 from gpt2_io.results import Results
-add = Results.add
+add, n = Results.add, []
 def die(self, results):
     add(self, results)
     n.append(1)

@@ -109,8 +109,8 @@ def test_convert_and_a_job_with_flags_of_python(tmp_path, flags):
     results = []
     for model in (folder, tmp_path / "a.npz", tmp_path / "b"):
         out = tmp_path / f"{model.name}.jsonl"
-        arguments = ["--prompts_file", tmp_path / "p.txt", "--out", out, "--model", model, "--batch_size", 1]
-        assert run("gpt2_v4_sampling.py", *arguments, python=flags) == (0, b"", b"")
+        arguments = ["complete", tmp_path / "p.txt", "--out", out, "--model", model, "--rows", 1]
+        assert run("jobs.py", *arguments, python=flags) == (0, b"", b"")
         results.append(out.read_bytes())
     assert results == results[:1] * 3 and results[0].count(b"\n") == 3
 
@@ -166,14 +166,14 @@ def test_variables_with_nonsense(expected, variables):
 AS_NOBODY = """
 import os, sys
 import encodings.idna, encodings.utf_8_sig, mmap, numpy.random, requests  # while the packages' files can be read
-import gpt2_v4_sampling, utils
+import gpt2_v4_sampling, jobs, utils
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(54321)  # a number without a name
 os.environ.pop("HOME", None)
 sys.argv[0] = "command"
-utils.run(gpt2_v4_sampling.main if sys.argv.pop(1) == "v4" else utils.COMMANDS)
+utils.run({"v4": gpt2_v4_sampling.main, "jobs": jobs.COMMANDS, "utils": utils.COMMANDS}[sys.argv.pop(1)])
 """
 
 
@@ -208,7 +208,7 @@ def test_a_folder_that_cannot_be_written_and_a_user_without_a_name_or_home(read_
     assert (status, err) == (0, "") and out
     denied = "Permission denied"
     for arguments in (
-        ["v4", "--prompts_file", "p.txt", "--out", "o.jsonl", *model],
+        ["jobs", "complete", "p.txt", "--out", "o.jsonl", *model],
         ["utils", "convert", "model", "o.npz"],
         ["utils", "convert", "model", "o"],
         ["utils", "download", "org/name"],

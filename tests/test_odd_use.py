@@ -7,7 +7,7 @@ import sys
 import pytest
 from tiny import ROOT
 
-import gpt2_v4_sampling as v4
+import jobs
 import utils
 from gpt2_io.hub import find_model
 
@@ -24,8 +24,8 @@ def test_files_with_other_letters_in_a_c_locale(tmp_path):
     os.mkdir(folder)
     with open(folder + b"/p.txt", "wb") as file:
         file.write(b"Once upon\n")
-    flags = "--prompts_file dé/p.txt --out dé/o.jsonl --n_tokens_to_generate 2"
-    result = shell(f"{sys.executable} {ROOT}/gpt2_v4_sampling.py {flags}".encode(), tmp_path, C_LOCALE)
+    flags = "complete dé/p.txt --out dé/o.jsonl --n_tokens_to_generate 2"
+    result = shell(f"{sys.executable} {ROOT}/jobs.py {flags}".encode(), tmp_path, C_LOCALE)
     assert (result.returncode, result.stderr) == (0, "")
     with open(folder + b"/o.jsonl", encoding="utf-8") as file:
         assert json.load(file)["prompt"] == "Once upon"
@@ -45,35 +45,19 @@ def test_an_empty_name_is_refused(names):
 @pytest.mark.parametrize(
     "arguments, status, error",
     [
-        ("Once --n_tokens_to_generate 1 >&-", 0, ""),
-        ("--prompts_file - <&-", 2, "error: standard input is closed, but --prompts_file - reads from it\n"),
+        ("gpt2_v4_sampling.py Once --n_tokens_to_generate 1 >&-", 0, ""),
+        ("jobs.py complete - <&-", 2, "error: standard input is closed, but - reads from it\n"),
     ],
 )
 def test_closed_streams(tmp_path, arguments, status, error):
-    result = shell(f"{sys.executable} {ROOT}/gpt2_v4_sampling.py {arguments}", tmp_path)
+    result = shell(f"{sys.executable} {ROOT}/{arguments}", tmp_path)
     assert (result.returncode, result.stderr) == (status, error)
 
 
-def run_v4(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["gpt2_v4_sampling.py", *arguments])
-    utils.run(v4.main)
-
-
-def test_an_empty_name_for_the_results_is_refused(monkeypatch, capsys):
+def test_an_empty_name_for_the_results_is_refused(monkeypatch, capsys, tmp_path):
+    (tmp_path / "p").write_text("Once", encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["jobs.py", "complete", str(tmp_path / "p"), "--out", ""])
     with pytest.raises(SystemExit) as stopped:
-        run_v4(monkeypatch, "Once", "--out", "")
+        utils.run(jobs.COMMANDS)
     assert stopped.value.code == 2
     assert capsys.readouterr().err == "error: --out needs the name of a file\n"
-
-
-@pytest.mark.parametrize("line", ['{"index": [1]}', '{"index": 0, "sample": {}}', '{"index": "0"}', "{}"])
-def test_a_strange_line_among_the_results_is_refused(monkeypatch, capsys, tmp_path, line):
-    out = tmp_path / "out.jsonl"
-    run_v4(monkeypatch, "Once", "--n_tokens_to_generate", "1", "--out", str(out))
-    before = out.read_text(encoding="utf-8") + line + "\n"
-    out.write_text(before, encoding="utf-8")
-    with pytest.raises(SystemExit) as stopped:
-        run_v4(monkeypatch, "Once", "--n_tokens_to_generate", "1", "--out", str(out))
-    assert stopped.value.code == 2
-    assert "a line that is no result" in capsys.readouterr().err
-    assert out.read_text(encoding="utf-8") == before  # nothing lost

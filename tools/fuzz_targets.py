@@ -14,6 +14,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from typing import NamedTuple
+from unittest import mock
 
 import numpy as np
 from model_files import (
@@ -28,10 +29,10 @@ from model_files import (
 )
 from torch_files import torch_bytes
 
+import jobs
 import utils
 from gpt2_io.npz import write_npz
-from gpt2_io.prompts import read_prompts
-from gpt2_io.results import complete_prompts
+from gpt2_io.results import FIRST_LINE
 from gpt2_io.safetensors import SAFETENSORS_DTYPES, read_safetensors
 
 SMALL = {**CONFIG, "vocab_size": 3, "n_positions": 2, "n_embd": 2, "n_head": 1, "n_layer": 1, "n_inner": 3}
@@ -323,48 +324,63 @@ def gguf_file(folder):
 
 
 RECORDS = [{"prompt": "a"}, {"prompt": "b", "id": [1]}, {"prompt": "", "id": None}]
-SETTINGS = {"temperature": 1.0, "n_samples": 2, "seed": None, "batch_size": 2, "n_tokens_to_generate": 1}
-SETTINGS |= {"stop": [], "logprobs": False}
+SETTINGS = {"n_tokens_to_generate": "1", "temperature": 1.0, "n_samples": 2}
 
 
-def run_job(folder, records, prompt_ids):
-    def complete(prompts, seeds, on_token):
-        for seed in seeds:
+class QuickModel:
+    """In place of a model: it makes the same token each time."""
+
+    encoder, hparams, fingerprint = None, {"n_ctx": 64, "n_vocab": 2048}, bytes(16)
+    encode = jobs.Model.encode
+
+    def __init__(self, name, models_dir):
+        self.encoder = ENCODER
+
+    @staticmethod
+    def complete_batch(model, prompts, settings, seeds, on_token):
+        for row, seed in enumerate(seeds or range(len(prompts))):
             np.random.default_rng(seed)  # what the versions do with it
-        return [[64]] * len(seeds)
+            on_token(row, 64, -1.0)
 
-    with contextlib.redirect_stderr(io.StringIO()):  # "seed: ..."
-        complete_prompts(complete, ENCODER, records, prompt_ids, SETTINGS, out=folder / "out.jsonl")
+
+def run_job(folder):
+    """The command; a line that cannot be done is no fault."""
+    with contextlib.redirect_stderr(io.StringIO()), mock.patch.multiple(
+        jobs, Model=QuickModel, complete_batch=QuickModel.complete_batch
+    ):
+        try:
+            jobs.complete(str(folder / "prompts"), out=str(folder / "out.jsonl"), **SETTINGS)
+        except SystemExit as end:
+            assert end.code == 1
 
 
 def prompts(folder):
     def read(folder):
-        records = read_prompts((), str(folder / "prompts"))
-        for name in ("out.jsonl", "out.jsonl.job"):
+        for name in ("out.jsonl", "out.jsonl.part"):
             (folder / name).unlink(missing_ok=True)
-        records = records[:20]  # the file is read; of the work that follows, a beginning will do
-        prompt_ids = utils.encode_prompts(ENCODER, [record["prompt"].rstrip(" ") for record in records])
-        run_job(folder, records, prompt_ids)
+        run_job(folder)
 
     lines = "\n".join(map(json.dumps, RECORDS)).encode()
     return Target("prompts", [b"one\n two\r\n\n three", lines], change_lines, read)
 
 
-def job_part(file):
-    """The results file or the file beside it, of a job that broke off."""
+def results_in(name):
+    """The results of a job, or what a job that was broken off has left of them."""
 
     def target(folder):
-        run_job(folder, RECORDS, [[64]] * 3)
-        whole = {name: (folder / name).read_bytes() for name in ("out.jsonl", "out.jsonl.job")}
-        lines = whole["out.jsonl"].splitlines(keepends=True)
-        whole["out.jsonl"] = b"".join(lines[:3]) + lines[3][:10]
+        (folder / "prompts").write_text("\n".join(map(json.dumps, RECORDS)), encoding="utf-8")
+        (folder / "out.jsonl").unlink(missing_ok=True)
+        run_job(folder)
+        data = (folder / "out.jsonl").read_bytes()
+        if name.endswith("part"):
+            data = FIRST_LINE + data[: len(data) * 2 // 3]
 
         def read(folder):
-            for name in whole.keys() - {file}:
-                (folder / name).write_bytes(whole[name])
-            run_job(folder, RECORDS, [[64]] * 3)
+            for other in {"out.jsonl", "out.jsonl.part"} - {name}:
+                (folder / other).unlink(missing_ok=True)
+            run_job(folder)
 
-        return Target(file, [whole[file]], change_json if file.endswith("job") else change_lines, read)
+        return Target(name, [data], change_lines, read)
 
     return target
 
@@ -384,7 +400,7 @@ TARGETS = {  # the number: the part of all inputs, by speed
     "special_tokens_map": (text_file("special_tokens_map.json", {"bos_token": "<|endoftext|>", "eos_token": FLAGS}), 5),
     "gguf": (gguf_file, 4),
     "prompts": (prompts, 6),
-    "results": (job_part("out.jsonl"), 6),
-    "job": (job_part("out.jsonl.job"), 4),
+    "results": (results_in("out.jsonl"), 6),
+    "part": (results_in("out.jsonl.part"), 4),
 }
 ENCODER = utils.load_model()[0]
