@@ -134,7 +134,7 @@ def test_in_longdouble_the_same_bits_alone_and_in_a_batch_beyond_a_block_of_keys
 HASH = """
 import hashlib, sys
 import numpy as np
-sys.path.insert(0, "tests")
+sys.path[:0] = ["tests", "tools"]
 from test_exact import LENGTHS, V5, model_of, random_prompts
 
 model = model_of("768 wide")

@@ -229,7 +229,7 @@ def test_commands_of_a_dict(edge):
     assert_one_line(edge(utils.COMMANDS), "inspect, tokenize, download, convert")
     assert_one_line(edge(utils.COMMANDS, "inspekt"), "'inspekt'", "inspect")
     assert_one_line(edge(utils.COMMANDS, "download"), "model")
-    assert_one_line(edge(utils.COMMANDS, "inspect", "tales", "models", "more"), "too many")
+    assert_one_line(edge(utils.COMMANDS, "inspect", "tales", "models", "nanogpt", "more"), "too many")
 
 
 def test_ctrl_c_is_quiet(script):
