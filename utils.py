@@ -66,7 +66,7 @@ def encode_prompts(encoder, prompts):
     return [encoder.encode(prompt) or [encoder.eot_token] for prompt in prompts]
 
 
-def inspect_model(model="tales", models_dir="models", layout=""):
+def inspect_model(model="tales", models_dir="models", *, layout=""):
     """Print what a model is made of: its architecture, its parameters by part, and the memory it takes.
 
     Args:
@@ -142,7 +142,7 @@ def tokenize(*texts, model="tales", models_dir="models", merges=False):
                     print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
 
 
-def convert(model, out, models_dir="models", dtype=None, layout=""):
+def convert(model, out, models_dir="models", dtype=None, *, layout=""):
     """Write a model in another format: as a .npz file, or as a folder with model.safetensors.
 
     Args:
