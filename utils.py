@@ -22,7 +22,7 @@ from gpt2_io.blas import blas_in_use
 from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite
 from gpt2_io.command_line import run
 from gpt2_io.continuations import Continuations, choose_seed, read_stop
-from gpt2_io.errors import UserError, in_units
+from gpt2_io.errors import UserError, in_units, listed
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz
 from gpt2_io.params import GPT2_124M, load_params, random_params
@@ -42,18 +42,18 @@ from gpt2_io.streams import print_texts
 from gpt2_io.tokenizer import in_quotes, load_encoder, merges_of
 
 
-def load_model(model="tales", models_dir="models", layout=""):
+def load_model(model="tales", models_dir="models", *, layout="", tokenizer=""):
     """Load a model -> (encoder, hparams, params).
 
-    model, models_dir: see `find_model`. layout: see `open_checkpoint`. encoder: see `Encoder`. hparams, params: see
-    `load_params`. What the file has and a GPT-2 does not, such as a value head, is named on stderr.
+    model, models_dir: see `find_model`. layout, tokenizer: see `open_checkpoint`. encoder: see `Encoder`. hparams,
+    params: see `load_params`. What the file has and a GPT-2 does not, such as a value head, is named on stderr.
     Raises UserError or OSError with a message for the user.
     """
-    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout, tokenizer=tokenizer)
     for note in checkpoint.notes:
         print(f"note: {note}", file=sys.stderr)
     encoder = load_encoder(checkpoint, read_config(checkpoint))
-    return encoder, *load_params(checkpoint, encoder.n_vocab)
+    return encoder, *load_params(checkpoint, encoder.n_vocab, encoder.never_ids)
 
 
 def encode_prompts(encoder, prompts):
@@ -66,15 +66,16 @@ def encode_prompts(encoder, prompts):
     return [encoder.encode(prompt) or [encoder.eot_token] for prompt in prompts]
 
 
-def inspect_model(model="tales", models_dir="models", *, layout=""):
+def inspect_model(model="tales", models_dir="models", *, layout="", tokenizer=""):
     """Print what a model is made of: its architecture, its parameters by part, and the memory it takes.
 
     Args:
         model: a model's name, folder or weight file.
         models_dir: where models are looked for by name.
         layout: nanogpt, for linear weights [out, in] where the file does not tell.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
     """
-    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout, tokenizer=tokenizer)
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
     encoder = load_encoder(checkpoint, config)
@@ -87,8 +88,14 @@ def inspect_model(model="tales", models_dir="models", *, layout=""):
     rows = {key: config[key] for key in ("n_vocab", "n_ctx", "n_embd", "n_layer", "n_head")}
     rows["d_head"], rows["ffn width"] = config["n_embd"] // config["n_head"], config["n_inner"]
     rows["tokens"] = "no tokenizer" if encoder.n_vocab is None else encoder.n_vocab
+    rows["start id"] = "none" if encoder.start is None else encoder.start  # of an empty prompt
+    rows["end ids"] = ", ".join(map(str, encoder.stop_ids)) or "none"
     for key, value in rows.items():
         print(f"{key:10} {value:>12}")
+    if encoder.n_vocab is None:
+        print(encoder.reason)
+    if encoder.never_ids:
+        print(f"never generated, for padding alone or without a token: {listed(map(str, encoder.never_ids))}")
     print()
 
     parts = {}  # "h.3.attn.c_attn.weight" counts for "attn.c_attn", with all its layers
@@ -120,29 +127,32 @@ def download(model, models_dir="models"):
     print(find_model(model, models_dir))
 
 
-def tokenize(*texts, model="tales", models_dir="models", merges=False):
+def tokenize(*texts, model="tales", models_dir="models", tokenizer="", merges=False):
     """Print the tokens of each text with their ids.
 
     Args:
         texts: what to tokenize.
         model: whose tokenizer to use.
         models_dir: where models are looked for by name.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
         merges: print how each token is put together as well, with the place of each merge in merges.txt, from 0.
     """
     if not texts:
         raise UserError("no text: give at least one")
-    encoder = load_encoder(open_checkpoint(find_model(model, models_dir, weights=False), weights=False))
+    path = find_model(model, models_dir, weights=False)
+    encoder = load_encoder(open_checkpoint(path, weights=False, tokenizer=tokenizer))
     for n, text in enumerate(texts):
         print("\n" * (n > 0), end="")
         for i in encoder.encode(text):
             token = encoder.decode_bytes([i])
             print(f"{i:6}  {in_quotes(token)}")
-            if merges and token in encoder.merge_ranks:
-                for left, right, rank in merges_of(token, encoder.merge_ranks):
-                    print(f"        {rank:6}  {in_quotes(left)} + {in_quotes(right)}")
+            steps = merges_of(token, encoder.merges) if merges else []
+            if steps and steps[-1][0] + steps[-1][1] == token:  # else it is no merge's
+                for left, right, place in steps:
+                    print(f"        {place:6}  {in_quotes(left)} + {in_quotes(right)}")
 
 
-def convert(model, out, models_dir="models", dtype=None, *, layout=""):
+def convert(model, out, models_dir="models", dtype=None, *, layout="", tokenizer=""):
     """Write a model in another format: as a .npz file, or as a folder with model.safetensors.
 
     Args:
@@ -151,6 +161,7 @@ def convert(model, out, models_dir="models", dtype=None, *, layout=""):
         models_dir: where models are looked for by name.
         dtype: F32 or F16; by default F16 tensors stay F16, and all others become F32.
         layout: nanogpt, for linear weights [out, in] where the file does not tell.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
     """
     out = Path(out)
     if dtype not in (None, "F32", "F16"):
@@ -159,7 +170,7 @@ def convert(model, out, models_dir="models", dtype=None, *, layout=""):
         raise UserError(f"{out}: a name that ends in .npz, or a folder, is expected")
     if out.exists():
         raise UserError(f"{out} exists already; choose another name, or remove it")
-    checkpoint = open_checkpoint(find_model(model, models_dir), layout)
+    checkpoint = open_checkpoint(find_model(model, models_dir), layout, tokenizer=tokenizer)
     stored, tensors = check_tensors(checkpoint, read_config(checkpoint)), {}
     for name, tensor in stored.items():
         tensors[name] = read_finite(stored, name, checkpoint.path)

@@ -32,19 +32,20 @@ WEIGHTS = (  # of a folder, the first that is there
 OPENAI_FILES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}  # OpenAI's names of the same
 
 
-def open_checkpoint(path, layout="", weights=True):
+def open_checkpoint(path, layout="", weights=True, tokenizer=""):
     """A model folder or weight file -> Checkpoint, with nothing but headers and small text files read.
 
     Text files are those in the folder; a .npz or .gguf file brings its own, else those beside it count.
     layout: "nanogpt" where linear weights are [out, in] and the file does not tell (see `arrange`).
     weights: False for the text files alone, as for a folder that has a tokenizer and no weights that are read.
+    tokenizer: a folder whose tokenizer is taken in place of the model's own.
     Raises UserError for what is none of these: what it is, and what would work.
     """
     path = Path(path)
     if layout not in ("", "nanogpt"):
         raise UserError(f"--layout takes nanogpt, not {layout!r:.60}")
     if not weights:
-        return Checkpoint(path, {}, read_text_files(path))
+        return Checkpoint(path, {}, with_tokenizer_of(tokenizer, read_text_files(path)))
     weight_file = path
     if path.is_dir():
         weight_file = next((path / name for name in WEIGHTS if has_file(path, name)), None)
@@ -55,6 +56,7 @@ def open_checkpoint(path, layout="", weights=True):
     tensors, files, weight_files = read_weights(weight_file)
     if weight_file.suffix not in (".npz", ".gguf") or not files:
         files |= read_text_files(path)
+    files = with_tokenizer_of(tokenizer, files)
     tensors, recognised, notes = arrange(tensors, files, layout, path)
     if has_file(path if path.is_dir() else path.parent, "adapter_config.json"):
         notes.append("there is an adapter beside the weights (adapter_config.json): it is not applied")
@@ -91,6 +93,18 @@ def read_text_files(path):
     return found
 
 
+def with_tokenizer_of(folder, files):
+    """A model's text files, with the tokenizer of a folder in place of its own; "" leaves them as they are."""
+    if not folder:
+        return files
+    others = read_text_files(Path(folder))
+    if "tokenizer.json" not in others and not {"vocab.json", "merges.txt"} <= set(others):
+        raise UserError(f"--tokenizer {folder}: no tokenizer.json there, nor vocab.json and merges.txt")
+    of_model = ("config.json", "generation_config.json")
+    own = {name: text for name, text in files.items() if name in of_model}
+    return {**{name: text for name, text in others.items() if name not in of_model}, **own}
+
+
 # All of them are 0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))), which is what `gelu` computes.
 GELU_NAMES = ("gelu_new", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")
 
@@ -99,7 +113,7 @@ def read_config(checkpoint):
     """Check a checkpoint's config.json -> dict.
 
     Keys: those of hparams, and n_inner, layer_norm_epsilon, scale_attn_weights, scale_attn_by_inverse_layer_idx,
-    tie_word_embeddings, eos_token_id (or None). Raises UserError, by name, for what is missing, no size, or a feature
+    tie_word_embeddings. Raises UserError, by name, for what is missing, no size, or a feature
     that is not supported.
     """
     where = f"{checkpoint.path}: config.json"
@@ -146,7 +160,6 @@ def read_config(checkpoint):
     return {
         **{key: config[name] for key, name in sizes.items()},
         "n_inner": config.get("n_inner", 4 * config["n_embd"]),
-        "eos_token_id": config.get("eos_token_id"),
         **features,
     }
 

@@ -19,7 +19,7 @@ except ImportError:
 ROOT = Path(__file__).resolve().parents[1]  # of the project
 TEXT_FILES = (
     "config.json", "vocab.json", "merges.txt", "tokenizer.json",
-    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json",
+    "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json", "generation_config.json",
 )  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def read_gguf(path):
             # A float32 in the file: the shortest decimal number that it can stand for is the one that was meant.
             "layer_norm_epsilon": float(str(np.float32(fields.get("gpt2.attention.layer_norm_epsilon", 1e-5)))),
             "vocab_size": tensors["wte.weight"].shape[0] if "wte.weight" in tensors else None,
+            "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
             "eos_token_id": fields.get("tokenizer.ggml.eos_token_id"),
+            "pad_token_id": fields.get("tokenizer.ggml.padding_token_id"),
         }
         files = {"config.json": json.dumps(config)}
         if "tokenizer.ggml.tokens" in fields:

@@ -4,21 +4,25 @@ import math
 import numpy as np
 
 from gpt2_io.checkpoint import check_tensors, read_config, read_finite
+from gpt2_io.errors import UserError, listed
 
 
-def load_params(checkpoint, n_tokens=None):
+def load_params(checkpoint, n_tokens=None, never_ids=()):
     """Checkpoint -> hparams, params.
 
     hparams: {"n_vocab", "n_ctx", "n_embd", "n_head", "n_layer"}, ints.
     params: float32 arrays in nested dicts, linear weights [in, out]:
     {"wte": [n_vocab, n_embd], "wpe": [n_ctx, n_embd], "blocks": [{"ln_1": {"g", "b"}, "attn": {"c_attn": {"w", "b"},
     "c_proj": {"w", "b"}}, "ln_2": ..., "mlp": {"c_fc": {"w", "b"}, "c_proj": {"w", "b"}}}], "ln_f": {"g", "b"}}.
-    n_tokens: tokens that the tokenizer has. Rows of wte beyond them are cut off, so that they are never generated.
+    n_tokens, never_ids: of the encoder. What no text holds is never generated: rows of wte beyond the last token that
+    texts hold are cut off, and those between others are filled by `never_the_best`.
     Raises UserError as `read_config` and `check_tensors` do, and for a tensor with NaN or infinity, by name.
     """
     config = read_config(checkpoint)
     tensors = check_tensors(checkpoint, config)
     config["n_vocab"] = min(config["n_vocab"], n_tokens or config["n_vocab"])
+    while config["n_vocab"] - 1 in never_ids:
+        config["n_vocab"] -= 1
 
     def array(name):
         return read_finite(tensors, name, checkpoint.path)
@@ -58,7 +62,32 @@ def load_params(checkpoint, n_tokens=None):
         "blocks": blocks,
         "ln_f": layer_norm("ln_f"),
     }
+    between = [i for i in never_ids if i < config["n_vocab"]]
+    if between:
+        params["wte"] = never_the_best(params["wte"], between, **layer_norm("ln_f"), where=checkpoint.path)
     return {key: config[key] for key in ("n_vocab", "n_ctx", "n_embd", "n_head", "n_layer")}, params
+
+
+def never_the_best(wte, ids, g, b, where, eps=None):
+    """wte with other rows for these ids, which have the logit -1e10 after any text: they are never generated.
+
+    A layer_norm takes off the mean. So what the last one gives, less b and divided by g, adds up to 0 after any text,
+    and a row of 1 / g has the sum of b / g for a logit after any text. Times -1e10 / that sum, it is the row to use. As
+    an embedding it means nothing, but it does no harm where the attention mask hides it, as it hides pads.
+    Raises UserError where the sum is too near to 0 to be told from rounding, as without any b.
+    """
+    with np.errstate(all="ignore"):
+        row = 1 / g.astype(np.float64)
+        logit, terms = row @ b, len(row) + np.sum(np.abs(row * b))
+        row *= -1e10 / logit
+    if not (abs(logit) > 1e-4 * terms and np.max(np.abs(row)) < 1e15):
+        raise UserError(
+            f"{where}: the tokens {listed(map(str, ids))} are no part of any text, but nothing keeps this model from "
+            "generating them: if they may be generated, take pad_token out of tokenizer_config.json"
+        )
+    wte = wte.copy()
+    wte[ids] = row
+    return wte
 
 
 GPT2_124M = {"n_vocab": 50257, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12}

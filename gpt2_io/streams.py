@@ -1,5 +1,4 @@
 """Text on its way out: as its tokens come in, and as results are printed."""
-import codecs
 import json
 import sys
 
@@ -32,18 +31,17 @@ class TextStream:
     """
 
     def __init__(self, encoder, stop=()):
-        self.encoder, self.stop = encoder, stop
+        self.stop, self.decode = stop, encoder.text_decoder()
         self.beginnings = {s[:k] for s in stop for k in range(1, len(s))}
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.text, self.held, self.stopped = "", "", False
 
     def push(self, token_id):
         """The next token -> the text that has become certain by it."""
-        return self.add(self.decoder.decode(self.encoder.decode_bytes([token_id])))
+        return self.add(self.decode([token_id]))
 
     def end(self):
         """No more tokens -> the rest of the text, with U+FFFD for a character that was cut in two."""
-        return self.add(self.decoder.decode(b"", final=True), last=True)
+        return self.add(self.decode([], final=True), last=True)
 
     def add(self, text, last=False):
         held = self.held + text

@@ -1,15 +1,19 @@
-"""Text -> ids and ids -> text: GPT-2's byte-level BPE, from a model's own files."""
+"""Texts to ids and back, as Hugging Face's tokenizers do it for a GPT-2."""
+import codecs
 import math
 import re
 
 import tiktoken
 
-from gpt2_io.errors import UserError, listed, naming_faults
-from gpt2_io.files import parse_json
+from gpt2_io.added_tokens import AddedTokens
+from gpt2_io.errors import UserError, naming_faults
+from gpt2_io.other_tokenizers import NoEncoder, other_encoder
+from gpt2_io.text_ends import check_in_vocabulary, check_start, check_text, find_ends
+from gpt2_io.tokenizer_files import OtherKind, read_tokenizer_files
 
-EOT = "<|endoftext|>"
 # How GPT-2 splits text into words before any merge; this spelling (tiktoken's) means the same as the original, faster.
 SPLIT_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
 MAX_BLANKS = 500_000  # on end; tiktoken's stack would not be large enough for a million
 
 
@@ -23,199 +27,180 @@ def byte_alphabet():
     return {**{chr(b): b for b in plain}, **{chr(256 + i): b for i, b in enumerate(others)}}
 
 
-class Encoder(tiktoken.Encoding):
-    """A tiktoken Encoding that takes `<|endoftext|>` and other added tokens in a text for what they are.
+def merges_of(token, merges):
+    """The merges that are made within a token's bytes, in order -> list of (left, right, place).
 
-    merge_ranks: {bytes of a merged token: the merge's place in merges.txt, from 0}.
+    merges: {(left, right): place in the list, from 0}. Byte-pair encoding (Sennrich et al. 2016, section 3.2): of all
+    neighbours, join those whose merge was learnt first; of equal ones the first.
+    """
+    parts, steps = [token[i : i + 1] for i in range(len(token))], []
+    while len(parts) > 1:
+        places = [merges.get(pair, math.inf) for pair in zip(parts, parts[1:])]
+        i = places.index(min(places))
+        if places[i] == math.inf:
+            break
+        steps.append((parts[i], parts[i + 1], places[i]))
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return steps
+
+
+def reachable_tokens(merges):
+    """The tokens that merges make of their own bytes -> {token: place of the last merge}.
+
+    merges: {(left, right): place}, in the order of places. tiktoken has no such list: it joins any neighbours that are
+    a token together, those of the lowest rank first, and takes a word that is a token at once. That comes to the same
+    if it knows these tokens alone, each with its last merge for a rank: what its own bytes do not become comes up
+    nowhere else, since within these bytes the same merges are made whatever is around them.
+    """
+    last, split = {}, {}
+    for (left, right), place in merges.items():
+        token = left + right
+        if token in split or any(len(part) > 1 and part not in split for part in (left, right)):
+            # Made in several ways, or of what comes later: only making all merges can tell, which takes much longer.
+            steps = {left + right: merges_of(left + right, merges) for left, right in merges}
+            return {t: made[-1][2] for t, made in steps.items() if made and made[-1][0] + made[-1][1] == t}
+        split[token] = left, right
+        # Undo the merges on both sides of the border, the last one first. If at some time the two that meet there
+        # could have been merged before that, they were, and the token does not come about.
+        a, b, limit = left, right, place
+        while merges.get((a, b), limit) >= limit:
+            if last.get(a, -1) > last.get(b, -1):
+                limit, a = last[a], split[a][1]
+            elif b in last:  # of two equal merges, the one to the left was made first
+                limit, b = last[b] + 1, split[b][0]
+            elif len(a) == len(b) == 1:
+                last[token] = place
+                break
+            else:  # one of them never comes about itself
+                break
+    return last
+
+
+class Encoder:
+    """The tokenizer of a model, with a tiktoken.Encoding inside that splits and merges.
+
+    n_vocab: one more than the highest id. merges: {(left, right): place in the list}, of bytes. eot_token, stop_ids,
+    never_ids: ids where an empty prompt starts, at which a text ends, and that are in none, see `find_ends`.
     """
 
-    def __init__(self, tokens, merge_ranks, others, added, eot, n_rows, add_prefix_space):
-        """tokens: {bytes: id} of single bytes and merges; others: {text: id} of all the rest.
+    def __init__(self, files, ids, merges, others, n_rows, ends):
+        """files: TokenizerFiles; ids: {bytes: id}; merges: {(left, right): place}; others: {id: text} of other tokens.
 
-        added: {text: {"id", and the flags that the tokenizers package gives to added tokens}}; eot: id or None;
-        n_rows: of wte, or None; add_prefix_space: whether a space is put before a text that begins without one.
+        n_rows: of wte, or None; ends: (start, stop_ids, never_ids), see `find_ends`.
         """
-        super().__init__("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=tokens, special_tokens=others)
-        self.merge_ranks, self.eot, self.n_rows, self.add_prefix_space = merge_ranks, eot, n_rows, add_prefix_space
-        self.known = {*tokens.values(), *others.values()}
-        self.added = added
-        longest_first = sorted(added, key=len, reverse=True)
-        self.added_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # (?!) is found nowhere
+        self.tokens = {**{i: token for token, i in ids.items()}, **{i: text.encode() for i, text in others.items()}}
+        self.merges, self.n_vocab, self.n_rows = merges, max(self.tokens) + 1, n_rows
+        self.start, self.stop_ids, self.never_ids = ends
+        self.before, self.after, self.add_prefix_space = files.before, files.after, files.add_prefix_space
+        self.added = AddedTokens(files.added)
+        ranks = {bytes([byte]): byte for byte in range(256)}
+        ranks |= {token: 256 + place for token, place in reachable_tokens(merges).items()}
+        self.ids = {rank: ids[token] for token, rank in ranks.items()}
+        self.encoding = tiktoken.Encoding("gpt2", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens={})
 
-    def encode(self, text, *, allowed_special="all", disallowed_special=()):
+    def encode(self, text):
         """text -> list of ids. Added tokens in the text, `<|endoftext|>` first of all, become one id each.
 
-        The keywords are tiktoken's, with other defaults. Raises UserError for a token that the model has no row for.
+        Raises UserError for a lone surrogate, for too many blanks on end, and for a token that the model cannot take.
         """
-        if allowed_special != "all":
-            return super().encode(text, allowed_special=allowed_special, disallowed_special=disallowed_special)
-        ids, start = [], 0
-        for match in self.added_pattern.finditer(text):
-            flags, (begin, end) = self.added[match.group()], match.span()
-            neighbours = text[max(begin - 1, 0) : begin] + text[end : end + 1]
-            if flags.get("single_word") and re.search(r"\w", neighbours):
-                continue
-            before = text[start:begin].rstrip() if flags.get("lstrip") else text[start:begin]
-            ids += [*self.encode_ordinary(before), flags["id"]]
-            start = re.compile(r"\s*").match(text, end).end() if flags.get("rstrip") else end
-        ids += self.encode_ordinary(text[start:])
+        check_text(text)
+        parts = (text[i : i + MAX_BLANKS // 2] for i in range(0, len(text), MAX_BLANKS // 2))
+        if len(text) > MAX_BLANKS and any(map(str.isspace, parts)):  # else there is no need to look more closely
+            if max(map(len, re.findall(r"\s+", text))) > MAX_BLANKS:
+                raise UserError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
+        ids = list(self.before)
+        for piece in self.added.split(text):
+            if isinstance(piece, str):
+                if self.add_prefix_space and not piece.startswith(" "):
+                    piece = " " + piece
+                ids += map(self.ids.__getitem__, self.encoding.encode_ordinary(piece))
+            else:
+                ids.append(self.check_added(piece))
+        ids += self.after
         if self.n_rows is not None and max(ids, default=0) >= self.n_rows:
-            token = in_quotes(self.decode_bytes([max(ids)]))
+            token = in_quotes(self.tokens[max(ids)])
             reason = f"wte ends at {self.n_rows - 1}: is this the model's tokenizer?"
             raise UserError(f"token {token} has id {max(ids)}, but {reason}")
         return ids
 
-    def encode_ordinary(self, text):
-        """text -> list of ids, none but those that merges make. Raises UserError for too many blanks on end."""
-        if len(text) > MAX_BLANKS and max(map(len, re.findall(r"\s+", text)), default=0) > MAX_BLANKS:
-            raise UserError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
-        if self.add_prefix_space and text and not text.startswith(" "):
-            text = " " + text
-        return super().encode_ordinary(text)
+    def check_added(self, flags):
+        """The id of an added token. Raises UserError if it has none that is certain, or is for padding alone."""
+        fault = flags.get("fault")
+        if flags["id"] in self.never_ids:
+            fault = "it is there for padding alone"
+        if fault:
+            raise UserError(f"the text holds the token {flags['content']!r:.60}: {fault}; take it out")
+        return flags["id"]
+
+    def encode_batch(self, texts):
+        """Texts -> list of lists of ids, as `encode` gives them."""
+        return [self.encode(text) for text in texts]
 
     def decode_bytes(self, ids):
         """Ids -> bytes. Raises UserError for ids outside of the vocabulary; a gap in the numbering says nothing."""
-        ids = [int(i) for i in ids]
-        outside = [str(i) for i in ids if not 0 <= i < self.n_vocab]
-        if outside:
-            raise UserError(f"ids outside of the vocabulary, 0 to {self.n_vocab - 1}: {listed(outside)}")
-        return super().decode_bytes([i for i in ids if i in self.known])
+        ids = check_in_vocabulary(ids, self.n_vocab)
+        return b"".join([self.tokens.get(i, b"") for i in ids])
 
-    def decode(self, ids, errors="replace"):
+    def decode(self, ids):
         """Ids -> text. Bytes that are not UTF-8, as of a character cut in two, become U+FFFD."""
-        return self.decode_bytes(ids).decode("utf-8", errors=errors)
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
-    @property
-    def stop_ids(self):
-        """Ids at which a text ends."""
-        return () if self.eot is None else (self.eot,)
+    def text_decoder(self):
+        """A function for ids as they come: (ids, final=False) -> the text that is whole by now and was not before."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        return lambda ids, final=False: decoder.decode(self.decode_bytes(ids), final)
 
     @property
     def eot_token(self):
-        """The id of `<|endoftext|>`, from which an empty prompt starts. Raises UserError if the tokenizer has none."""
-        if self.eot is None:
-            raise UserError(f"this tokenizer has no {EOT} for an empty prompt to start from: give a prompt")
-        return self.eot
-
-
-class NoEncoder:
-    """In place of the tokenizer that a model lacks: its weights can be used with ids, and text is refused."""
-
-    n_vocab = None
-
-    def __init__(self, where):
-        self.where = where
-
-    def refuse(self, *_):
-        raise UserError(f"{self.where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there")
-
-    encode = decode = decode_bytes = refuse
-    eot_token = property(refuse)
+        """The id from which an empty prompt starts. Raises UserError if the tokenizer has none for it."""
+        return check_start(self.start)
 
 
 def load_encoder(checkpoint, config=None):
-    """The tokenizer of a checkpoint -> Encoder, or NoEncoder where there is none.
+    """The tokenizer of a checkpoint -> Encoder; NoEncoder where it has none, or one of another kind than GPT-2's.
 
-    config: from `read_config`, for the size of wte and the end-of-text id. Raises UserError for a tokenizer that is
-    not GPT-2's kind, by the part that is not.
+    config: from `read_config`, for the size of wte. Raises UserError for a tokenizer that is spoilt.
     """
-    where, files = checkpoint.path, checkpoint.files
-    if "tokenizer.json" in files:
-        vocab, merges, added, add_prefix_space = read_tokenizer_json(files, where)
-    elif "vocab.json" in files and "merges.txt" in files:
-        vocab, merges, added, add_prefix_space = read_vocab_and_merges(files, where)
-    else:
-        return NoEncoder(where)
-
-    all_ids = {**vocab, **{text: flags["id"] for text, flags in added.items()}}
+    where, n_rows = checkpoint.path, (config or {}).get("n_vocab")
+    try:
+        files = read_tokenizer_files(checkpoint.files, where)
+    except OtherKind as error:
+        return other_encoder(checkpoint, n_rows, error)
+    if files is None:
+        reason = f"{where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there"
+        return NoEncoder(reason, find_ends(checkpoint, {}, {}, n_rows))
+    vocab, added_ids = files.vocab, {text: flags["id"] for text, flags in files.added.items()}
+    all_ids = {**{text: i for text, i in added_ids.items() if i is not None}, **vocab}
     if not all(isinstance(text, str) for text in all_ids):
         raise UserError(f"{where}: the tokens of a vocabulary must be texts")
     ids_fit = all(type(i) is int and 0 <= i < 2**31 for i in all_ids.values())
     if not ids_fit or len(set(all_ids.values())) != len(all_ids):
         raise UserError(f"{where}: the ids of a vocabulary must be different whole numbers from 0 on")
+
     alphabet = byte_alphabet()
-    tokens = {bytes([byte]): vocab[character] for character, byte in alphabet.items() if character in vocab}
-    if len(tokens) != 256:
-        raise UserError(f"{where}: the vocabulary has {len(tokens)} of the 256 bytes, so it is not byte-level BPE")
-    merge_ranks, last_id = {}, -1
-    for rank, (left, right) in enumerate(merges):
-        is_known = left and right and all(token in vocab for token in (left, right, left + right))
-        name = f"merge {rank} ({left:.60} {right:.60})"
-        if not is_known or not alphabet.keys() >= {*left, *right}:
+    table = {**dict.fromkeys(range(256), "\uffff"), **{ord(character): byte for character, byte in alphabet.items()}}
+    as_bytes = {}  # token, as the files spell it -> bytes
+    for token in vocab:
+        try:
+            as_bytes[token] = token.translate(table).encode("latin-1")
+        except UnicodeEncodeError:
+            pass  # none that merges could make: an added token, spelt as it is
+    n_bytes = sum(character in as_bytes for character in alphabet)
+    if n_bytes != 256:
+        raise UserError(f"{where}: the vocabulary has {n_bytes} of the 256 bytes, so it is not byte-level BPE")
+    merges = {}
+    for place, (left, right) in enumerate(files.merges):
+        pair = as_bytes.get(left), as_bytes.get(right)
+        if not all(pair) or left + right not in as_bytes:
+            name = f"merge {place} ({left:.60} {right:.60})"
             raise UserError(f"{where}: {name}: it, or what it makes, is not in the vocabulary")
-        # tiktoken is given no list of merges: of all neighbours it joins those that make the lowest id.
-        if vocab[left + right] <= last_id:
-            raise UserError(
-                f"{where}: {name} makes id {vocab[left + right]}, the one before it {last_id}: "
-                "only vocabularies in the order of their merges are supported"
-            )
-        last_id = vocab[left + right]
-        token = bytes(alphabet[character] for character in left + right)
-        tokens[token], merge_ranks[token] = last_id, rank
-    merged = set(tokens.values())
-    others = {text: i for text, i in all_ids.items() if i not in merged}
-    config = config or {"n_vocab": None, "eos_token_id": None}
-    eot = all_ids.get(EOT, config["eos_token_id"])
-    eot = eot if type(eot) is int and eot in all_ids.values() else None  # 1.0 and true are in [1] as well
+        merges.pop(pair, None)  # where it is there twice, the later place counts
+        merges[pair] = place
+    made = {vocab[character] for character in alphabet} | {vocab[left + right] for left, right in files.merges}
+    ends = find_ends(checkpoint, files.roles, all_ids, n_rows, made)
+    others = {i: text for text, i in all_ids.items() if text not in as_bytes}
     with naming_faults(f"{where}: tokenizer"):  # as of a token that is no Unicode
-        return Encoder(tokens, merge_ranks, others, added, eot, config["n_vocab"], add_prefix_space)
-
-
-def read_tokenizer_json(files, where):
-    """tokenizer.json -> vocab {token: id}, merges [(left, right)], added {text: flags and id}, add_prefix_space."""
-    tokenizer = parse_json(files["tokenizer.json"], f"{where}: tokenizer.json")
-    with naming_faults(f"{where}: tokenizer.json"):
-        model, splitter = tokenizer["model"], tokenizer.get("pre_tokenizer") or {}
-        post = tokenizer.get("post_processor") or {"type": "ByteLevel"}
-        of_another_kind = {
-            f"model {model.get('type')}": model.get("type", "BPE") != "BPE",
-            f"pre_tokenizer {splitter.get('type')}": splitter.get("type") != "ByteLevel",
-            "pre_tokenizer without use_regex": not splitter.get("use_regex", True),
-            f"post_processor {post['type']}": post["type"] not in ("ByteLevel", "TemplateProcessing"),
-            "post_processor that adds tokens": post.get("special_tokens"),
-            "normalizer": tokenizer.get("normalizer"),
-        }
-        for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"):
-            of_another_kind[key] = model.get(key)
-        if any(of_another_kind.values()):
-            names = listed(name for name, is_there in of_another_kind.items() if is_there)
-            raise UserError(f"only GPT-2's kind, byte-level BPE, is supported, not {names}")
-        merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-        if not all(len(merge) == 2 and isinstance("".join(merge), str) for merge in merges):
-            raise UserError("merges are pairs of tokens")
-        if not isinstance(model["vocab"], dict):
-            raise UserError("a vocabulary is an object, from tokens to ids")
-        added = {flags["content"]: {**flags, "id": flags["id"]} for flags in tokenizer.get("added_tokens") or []}
-        added.pop("", None)
-        return dict(model["vocab"]), merges, added, splitter.get("add_prefix_space", False)
-
-
-def read_vocab_and_merges(files, where):
-    """vocab.json, merges.txt and the files about added tokens -> what `read_tokenizer_json` returns."""
-    vocab = parse_json(files["vocab.json"], f"{where}: vocab.json")
-    merges = []
-    for number, line in enumerate(files["merges.txt"].split("\n"), start=1):
-        if not line or (number == 1 and line.startswith("#version")):
-            continue
-        merges.append(tuple(line.split(" ")))
-        if len(merges[-1]) != 2:
-            raise UserError(f"{where}: merges.txt, line {number}: two tokens are expected, not {line!r:.60}")
-
-    def read(name):
-        return parse_json(files.get(name, "{}"), f"{where}: {name}")
-
-    config = read("tokenizer_config.json")
-    with naming_faults(f"{where}: added tokens"):
-        added = {text: {"id": i} for text, i in read("added_tokens.json").items()}
-        for i, flags in config.get("added_tokens_decoder", {}).items():
-            added[flags["content"]] = {**flags, "id": int(i)}
-        # Special tokens that are named without an id are in the vocabulary.
-        named = [(EOT, EOT), *read("special_tokens_map.json").items(), *config.items()]
-        for key, text in named:
-            text = text["content"] if isinstance(text, dict) and "content" in text else text
-            if key.endswith(("_token", EOT)) and text in vocab:
-                added.setdefault(text, {"id": vocab[text]})
-    return vocab, merges, added, config.get("add_prefix_space", False)
+        return Encoder(files, {token: vocab[text] for text, token in as_bytes.items()}, merges, others, n_rows, ends)
 
 
 def in_quotes(token):
@@ -224,17 +209,3 @@ def in_quotes(token):
         return repr(token.decode("utf-8"))
     except UnicodeDecodeError:
         return repr(token)
-
-
-def merges_of(token, merge_ranks):
-    """The merges that make a token out of its bytes, in order -> list of (left, right, rank).
-
-    Byte-pair encoding (Sennrich et al. 2016, section 3.2): of all neighbours, join those whose merge was learnt first.
-    """
-    parts, steps = [bytes([byte]) for byte in token], []
-    while len(parts) > 1:
-        ranks = [merge_ranks.get(left + right, math.inf) for left, right in zip(parts, parts[1:])]
-        i = ranks.index(min(ranks))
-        steps.append((parts[i], parts[i + 1], ranks[i]))
-        parts[i : i + 2] = [parts[i] + parts[i + 1]]
-    return steps

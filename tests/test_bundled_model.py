@@ -22,8 +22,8 @@ def test_the_folder_is_small_and_whole():
 def test_ids_stand_in_gpt2s_order():
     """256 bytes, then merges, `<|endoftext|>` last."""
     encoder, hparams, _ = utils.load_model("tales")
-    assert [encoder.decode_single_token_bytes(i) for i in (0, 255)] == [b"!", b"\xad"]
-    assert all(len(encoder.decode_single_token_bytes(i)) > 1 for i in range(256, hparams["n_vocab"]))
+    assert [encoder.decode_bytes([i]) for i in (0, 255)] == [b"!", b"\xad"]
+    assert all(len(encoder.decode_bytes([i])) > 1 for i in range(256, hparams["n_vocab"]))
     assert encoder.eot_token == hparams["n_vocab"] - 1
 
 

@@ -146,10 +146,10 @@ def test_tokenize_prints_each_merge_in_order_with_its_rank(tmp_path, out):
 
 def test_merges_put_every_token_of_the_bundled_vocabulary_together():
     encoder = load_encoder(open_checkpoint(ROOT / "models" / "tales"))
-    for token, rank in encoder.merge_ranks.items():
-        steps = merges_of(token, encoder.merge_ranks)
-        left, right, last = steps[-1]
-        assert left + right == token and last == rank == max(r for _, _, r in steps)
+    for pair, place in encoder.merges.items():
+        token = b"".join(pair)
+        steps = merges_of(token, encoder.merges)
+        assert steps[-1] == (*pair, place) and place == max(p for _, _, p in steps)
         assert len(steps) == len(token) - 1
 
 

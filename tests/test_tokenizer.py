@@ -1,8 +1,13 @@
 """Tokenizers: ids as the originals give them, from either form of files, with added tokens."""
 
 # ruff: noqa: F401, F811 (fixtures come from model_files)
+import copy
+import itertools
 import json
+import math
+import pickle
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,6 +27,7 @@ from tiny import ROOT
 import utils
 from gpt2_io.checkpoint import Checkpoint
 from gpt2_io.downloads import KNOWN_FILES, sha256_of
+from gpt2_io.errors import UserError
 from gpt2_io.tokenizer import load_encoder
 
 TALES = ROOT / "models" / "tales"
@@ -111,7 +117,7 @@ def naive_encode(text, vocab, merges):
     for word in regex.findall(pattern, text):
         parts = [characters[b] for b in word.encode("utf-8")]
         while len(parts) > 1:
-            pair = min(zip(parts, parts[1:]), key=lambda p: ranks.get(p, len(ranks)))
+            pair = min(zip(parts, parts[1:]), key=lambda p: ranks.get(p, math.inf))
             if pair not in ranks:
                 break
             merged, i = [], 0
@@ -151,8 +157,39 @@ def test_ids_equal_the_original_algorithm_s(tales_files):
     vocab = json.loads(tales_files["vocab"])
     merges = [tuple(line.split(" ")) for line in tales_files["merges"].split("\n")[1:] if line]
     for text in random_strings(300):
-        assert encoder.encode_ordinary(text) == naive_encode(text, vocab, merges), repr(text)
+        assert encoder.encode(text) == naive_encode(text, vocab, merges), repr(text)
         assert encoder.decode(encoder.encode(text)) == text
+
+
+def test_t11_merges_go_by_their_place_in_the_list():
+    """Case T11: not by the id of what they make, nor because what they make is a token."""
+    vocab = {**{character: byte for byte, character in byte_characters().items()}, "bc": 256, "ab": 257, "abc": 258}
+    assert small(vocab, [("b", "c"), ("a", "b"), ("ab", "c")]).encode("abc") == [97, 256]
+    assert small(vocab, [("a", "b"), ("b", "c"), ("ab", "c")]).encode("abc") == [258]
+
+
+LISTS_OF_MERGES = {
+    "a tie at the border": ["a a", "c a", "ca aa"],
+    "made in two ways": ["b c", "a bc", "a b", "ab c"],
+    "made in two ways, the second one first": ["a bc", "a b", "ab c", "b c"],
+    "made of what comes later": ["ab c", "b c", "a b"],
+    "twice": ["a b", "b c", "ab c", "a b"],
+    "of what never comes about": ["b c", "a b", "ab c", "abc a", "c a"],
+    "long": ["a b", "ab ab", "abab abab", "b a", "ba ba", "abab a", "c ababa"],
+}
+
+
+@pytest.mark.parametrize("name", LISTS_OF_MERGES)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_any_list_of_merges_on_all_short_words(name, in_order):
+    merges = [tuple(merge.split()) for merge in LISTS_OF_MERGES[name]]
+    made = list(dict.fromkeys(left + right for left, right in merges))
+    tokens = [*byte_characters().values(), *made]
+    vocab = dict(zip(tokens if in_order else tokens[::-1], range(len(tokens))))
+    encoder = small(vocab, merges)
+    for n in range(1, 8):
+        for letters in itertools.product("abc", repeat=n):
+            assert encoder.encode("".join(letters)) == naive_encode("".join(letters), vocab, merges)
 
 
 def test_every_single_byte_and_every_token_comes_back(tales_files):
@@ -163,8 +200,11 @@ def test_every_single_byte_and_every_token_comes_back(tales_files):
     assert encoder.decode(encoder.encode(text)) == text
 
 
-def test_lone_surrogates_do_not_stop_it():
-    assert small().decode(small().encode("a\ud800b")) == "a\ufffdb"
+@pytest.mark.parametrize("text", ["a\ud800b", "\udfff", "\ud83e\udd17", 7, None, b"a", ["a"]])
+def test_what_is_no_text_is_refused(text):
+    with pytest.raises(UserError, match="is expected|which is no character") as caught:
+        small().encode(text)
+    assert "\n" not in str(caught.value)
 
 
 def test_long_runs_of_one_character(tales_files):
@@ -185,7 +225,6 @@ def test_endoftext_is_one_token_wherever_it_stands():
     assert encoder.encode("<|endoftext|> the<|endoftext|><|endoftext|>") == [eot, *the, eot, eot]
     assert encoder.decode([eot, *the]) == "<|endoftext|> the"
     assert eot not in encoder.encode("<|endoftext |> <|endoftext|")
-    assert eot not in encoder.encode_ordinary("<|endoftext|>")
 
 
 def test_a_text_that_ends_within_a_character():
@@ -196,7 +235,7 @@ def test_a_text_that_ends_within_a_character():
 
 def test_ids_that_are_no_tokens():
     encoder = small()
-    for ids in ([263], [-1], [1, 10**12]):
+    for ids in ([263], [-1], [1, 10**12], [2.0], ["a"], [None]):
         with pytest.raises(ValueError, match="outside of the vocabulary, 0 to 262"):
             encoder.decode(ids)
 
@@ -241,25 +280,114 @@ def test_flags_of_added_tokens():
     assert encode("a <m>.", single_word=True) == [*a, *space, 263, *encode(".")]
 
 
+def test_t12_tokens_that_are_not_normalized_come_first():
+    """Case T12: though the other one is longer."""
+    m, mx = {"id": 263, "content": "<m>"}, {"id": 264, "content": "<m>x", "special": False, "normalized": True}
+    encoder = encoder_of(tokenizer_json=tokenizer_json(added=[m, mx]))
+    a, x, b = (encoder.encode(text) for text in ("a", "x", " b"))
+    assert encoder.encode("a<m>x b") == [*a, 263, *x, *b]
+    same_pass = encoder_of(tokenizer_json=tokenizer_json(added=[{**m, "normalized": True}, mx]))
+    assert same_pass.encode("a<m>x b") == [*a, 264, *b]
+
+
+@pytest.mark.parametrize("neighbour", "_\u203f\u0301\u0903\u200d\u2160\u24b6\U0001f130\u0663", ids=ascii)
+def test_words_as_rust_knows_them(neighbour):
+    """Joiners, marks, letters in circles: Python has not all of them."""
+    flags = {"id": 263, "content": "<m>", "single_word": True}
+    encoder = encoder_of(tokenizer_json=tokenizer_json(added=[flags]))
+    assert 263 not in encoder.encode(f"{neighbour}<m>") + encoder.encode(f"<m>{neighbour}")
+    assert all(encoder.encode(f"{other}<m>{other}").count(263) == 1 for other in "\u00b2\u00bd\u20ac.\u200b")
+
+
+def test_blanks_as_rust_knows_them():
+    """\\x1c to \\x1f are blanks for Python."""
+    flags = {"id": 263, "content": "<m>", "lstrip": True, "rstrip": True}
+    encoder = encoder_of(tokenizer_json=tokenizer_json(added=[flags]))
+    for blank in "\t\n\x0b\x0c\r \x85\xa0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000":
+        assert encoder.encode(f"{blank * 2}<m>{blank}") == [263]
+    for other in "\x1c\x1d\x1e\x1f\u180e\u200b\u2060\ufeff":
+        assert len(encoder.encode(f"{other}<m>{other}")) > 2
+
+
+def test_blanks_between_two_tokens_go_to_the_first():
+    both = {"content": "\r", "id": 263, "lstrip": True, "rstrip": True}
+    assert encoder_of(tokenizer_json=tokenizer_json(added=[both])).encode("\r\r") == [263]
+    added = [{"id": 263, "content": "<m>", "rstrip": True}, {"id": 264, "content": " "}]
+    assert encoder_of(tokenizer_json=tokenizer_json(added=added)).encode("<m>  <m>") == [263, 264, 264, 263]
+
+
+def test_the_flags_of_a_named_token_count():
+    mask = {"mask_token": {"content": "<m>", "lstrip": True, "rstrip": False, "normalized": False}}
+    encoder = small({**make_vocab(), "<m>": 263}, special_tokens_map_json=json.dumps(mask))
+    assert encoder.encode("a <m>") == [*encoder.encode("a"), 263]
+
+
 def test_added_tokens_that_the_vocabulary_has_already():
     encoder = encoder_of(tokenizer_json=tokenizer_json(added=[{"id": 260, "content": "ing"}]))
     assert encoder.encode("thing") == [*encoder.encode("th"), 260]
 
 
-def test_a_space_before_the_first_word():
+def test_t16_a_space_before_the_first_word():
+    """Case T16: in every method alike."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     for encoder in (
         encoder_of(tokenizer_json=tokenizer_json(pre_tokenizer=byte_level)),
+        encoder_of(tokenizer_json=tokenizer_json(), tokenizer_config_json='{"add_prefix_space": true}'),
         small(tokenizer_config_json='{"add_prefix_space": true}'),
     ):
         assert encoder.encode("the") == encoder.encode(" the") == [258]
-        assert encoder.encode("") == []
+        assert encoder.encode("\tthe") == encoder.encode(" \tthe")
+        assert encoder.encode("the<|endoftext|>the") == [258, 262, 258]
+        assert encoder.encode_batch(["the", " the", ""]) == [[258], [258], []]
+        for name in ("encode_ordinary", "encode_to_numpy", "encode_ordinary_batch", "encode_with_unstable"):
+            assert not hasattr(encoder, name)
+
+
+def test_t13_what_stands_before_and_after_every_text():
+    """Case T13. tokenizer.json says it itself; in transformers, too, add_bos_token then changes nothing."""
+    the = small().encode(" the")
+    assert small(tokenizer_config_json='{"add_bos_token": true}').encode(" the") == [262, *the]
+    named = small({**make_vocab(), "<s>": 263}, tokenizer_config_json='{"add_bos_token": true, "bos_token": "<s>"}')
+    assert named.encode_batch([" the", "<s>", ""]) == [[263, *the], [263, 263], [263]]
+    assert small(tokenizer_config_json='{"add_bos_token": true, "add_eos_token": true}').encode("") == [262, 262]
+    assert encoder_of(tokenizer_json=tokenizer_json(post_processor=TEMPLATE)).encode(" the") == [262, 7, *the]
+    after = {**TEMPLATE, "single": TEMPLATE["single"][::-1]}
+    assert encoder_of(tokenizer_json=tokenizer_json(post_processor=after)).encode(" the") == [*the, 262, 7]
+    config = '{"add_bos_token": true}'
+    assert encoder_of(tokenizer_json=tokenizer_json(), tokenizer_config_json=config).encode(" the") == the
+
+
+@pytest.mark.parametrize("copy_of", [copy.copy, copy.deepcopy, lambda encoder: pickle.loads(pickle.dumps(encoder))])
+def test_copies(copy_of):
+    added = [{"id": 263, "content": "<m>", "lstrip": True, "single_word": True}]
+    encoder = encoder_of(tokenizer_json=tokenizer_json(added=added, post_processor=TEMPLATE))
+    twin, text = copy_of(encoder), "the <m>. <|endoftext|> the🤗"
+    assert twin.encode(text) == encoder.encode(text)
+    assert twin.decode(twin.encode(text)) == encoder.decode(encoder.encode(text))
+    assert (twin.eot_token, twin.stop_ids, twin.never_ids) == (encoder.eot_token, encoder.stop_ids, encoder.never_ids)
 
 
 def test_gaps_in_the_numbering_decode_to_nothing():
-    encoder = small(added_tokens_json='{"<pad>": 270}')
+    encoder = small({**make_vocab(), "<x>": 270})
     assert encoder.n_vocab == 271
-    assert encoder.decode([258, 265, 270]) == " the<pad>"
+    assert encoder.decode([258, 265, 270]) == " the<x>"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"added_tokens_json": '{"<x>": 270}'},
+        {"tokenizer_config_json": '{"added_tokens_decoder": {"270": {"content": "<x>"}}}'},
+        {"tokenizer_config_json": '{"mask_token": "<x>"}'},
+        {"special_tokens_map_json": '{"additional_special_tokens": ["<x>"]}'},
+    ],
+)
+def test_an_added_token_whose_id_is_not_certain_is_no_part_of_a_text(files):
+    """The tokenizers package counts on from the vocabulary, whatever id the files give."""
+    encoder = small(**files)
+    assert encoder.encode("a<x") == small().encode("a<x")
+    with pytest.raises(UserError, match="'<x>': the (tokenizer's )?files .*; take it out"):
+        encoder.encode("a<x>")
 
 
 def test_tokens_without_a_row_in_the_model_are_refused(tmp_path):
@@ -269,17 +397,6 @@ def test_tokens_without_a_row_in_the_model_are_refused(tmp_path):
     assert hparams["n_vocab"] == 263
     with pytest.raises(ValueError, match="<pad>.*263.*262"):
         encoder.encode("a<pad>")
-
-
-def test_a_tokenizer_without_endoftext():
-    encoder = small(make_vocab(eot=False))
-    with pytest.raises(ValueError, match="endoftext"):
-        _ = encoder.eot_token
-    config = {"n_vocab": 270, "eos_token_id": 263}
-    with_eos = encoder_of(
-        config, vocab=json.dumps(make_vocab(eot=False)), merges=merges_txt(), added_tokens_json='{"</s>": 263}'
-    )
-    assert with_eos.eot_token == 263
 
 
 # ---- files
@@ -292,7 +409,7 @@ def test_tokenizer_json_alone_gives_the_same_ids(tales_files):
     )
     old, new = tokenizer_json(vocab, merges), json.loads(tokenizer_json(vocab, merges))
     new["model"]["merges"] = merges  # pairs, as newer versions write them
-    new["post_processor"] = {"type": "TemplateProcessing", "single": [], "pair": [], "special_tokens": {}}
+    new["post_processor"] = {**TEMPLATE, "single": [TEXT]}
     expected = encoder_of(**tales_files)
     for text in (old, json.dumps(new)):
         encoder = encoder_of(tokenizer_json=text)
@@ -322,8 +439,6 @@ SPOILT = {
     "ids negative": ({"vocab": json.dumps({**make_vocab(), "x y": -3})}, ["ids"]),
     "merge of three": ({"merges": "#version: 0.2\nh e y\n"}, ["merges.txt", "line 2", "h e y"]),
     "merge of unknown tokens": ({"merges": "q q\n"}, ["merge 0 (q q)"]),
-    "merges in another order": ({"merges": merges_txt(MERGES[::-1])}, ["merge", "order"]),
-    "merge twice": ({"merges": merges_txt([*MERGES, MERGES[-1]])}, ["merge 6", "order"]),
     "added tokens of another form": (
         {"tokenizer_config_json": '{"added_tokens_decoder": {"x": {"content": "a"}}}'},
         ["added tokens"],
@@ -341,25 +456,47 @@ def test_spoilt_files_are_refused_by_name(name):
         assert word in str(caught.value)
 
 
+TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+TEMPLATE = {
+    "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "S", "type_id": 0}}, TEXT], "pair": [TEXT, TEXT],
+    "special_tokens": {"S": {"id": "S", "ids": [262, 7], "tokens": ["<|endoftext|>", "s"]}},
+}  # fmt: skip
 UNSUPPORTED = {
     "model Unigram": {"model": {"type": "Unigram", "vocab": [], "merges": []}},
     "pre_tokenizer Whitespace": {"pre_tokenizer": {"type": "Whitespace"}},
     "use_regex": {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}},
     "normalizer": {"normalizer": {"type": "NFC"}},
     "post_processor BertProcessing": {"post_processor": {"type": "BertProcessing", "sep": ["a", 1], "cls": ["b", 2]}},
-    "adds tokens": {"post_processor": {"type": "TemplateProcessing", "special_tokens": {"<s>": {}}}},
+    "several post_processors": {"post_processor": {"type": "Sequence", "processors": [TEMPLATE, TEMPLATE]}},
+    "a text twice": {"post_processor": {**TEMPLATE, "single": [*TEMPLATE["single"], TEXT]}},
     "byte_fallback": {"model": {"type": "BPE", "vocab": {}, "merges": [], "byte_fallback": True}},
-    "tokenizer.json": {"model": None},
-    "merges": {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b", "c"]]}},
-    "sequence item": {"model": {"type": "BPE", "vocab": {}, "merges": [[1, 2]]}},
-    "id": {"added_tokens": [{"content": "<s>"}]},
 }
 
 
 @pytest.mark.parametrize("name", UNSUPPORTED)
-def test_tokenizers_of_another_kind_are_refused_by_the_part_that_differs(name):
-    with pytest.raises(ValueError, match=name):
-        encoder_of(tokenizer_json=tokenizer_json(**UNSUPPORTED[name]))
+def test_tokenizers_of_another_kind_are_refused_by_the_part_that_differs(name, monkeypatch):
+    """Their weights can be used with ids all the same."""
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
+    encoder = encoder_of(tokenizer_json=tokenizer_json(**UNSUPPORTED[name]))
+    assert encoder.n_vocab is None
+    for refused in (lambda: encoder.encode("a"), lambda: encoder.decode([1]), lambda: encoder.eot_token):
+        with pytest.raises(UserError, match=f"{name}.*pip install tokenizers, or give ids"):
+            refused()
+
+
+BROKEN = {
+    "tokenizer.json": {"model": None},
+    "merges": {"model": {"type": "BPE", "vocab": {}, "merges": [["a", "b", "c"]]}},
+    "sequence item": {"model": {"type": "BPE", "vocab": {}, "merges": [[1, 2]]}},
+    "id": {"added_tokens": [{"content": "<s>"}]},
+    "is not in list": {"post_processor": {"type": "TemplateProcessing", "single": [], "special_tokens": {}}},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_tokenizer_json_is_refused(name):
+    with pytest.raises(ValueError, match=f"here: tokenizer.json: .*{name}|here: {name}"):
+        encoder_of(tokenizer_json=tokenizer_json(**BROKEN[name]))
 
 
 def test_files_are_utf8_whatever_the_locale_says(tmp_path):

@@ -1,0 +1,100 @@
+"""Tokenizers of other kinds than GPT-2's, through the tokenizers package where it is installed."""
+from gpt2_io.errors import UserError
+from gpt2_io.text_ends import check_in_vocabulary, check_start, check_text, find_ends
+from gpt2_io.tokenizer_files import read_roles
+
+
+class NoEncoder:
+    """In place of a tokenizer that is missing or of another kind: the weights can be used with ids, text is refused."""
+
+    n_vocab = None
+
+    def __init__(self, reason, ends):
+        self.reason, (self.start, self.stop_ids, self.never_ids) = reason, ends
+
+    def refuse(self, *_):
+        raise UserError(self.reason)
+
+    encode = encode_batch = decode = decode_bytes = refuse
+    eot_token = property(refuse)
+
+
+class OtherEncoder:
+    """Any tokenizer.json, through the tokenizers package: the same methods as `Encoder` has."""
+
+    merges = {}
+
+    def __init__(self, tokenizer, n_rows, ends):
+        self.tokenizer, self.n_rows, (self.start, self.stop_ids, self.never_ids) = tokenizer, n_rows, ends
+        self.n_vocab = max(tokenizer.get_vocab().values()) + 1
+        # What is decoded goes on from a prompt. By itself, some kinds would take the space off its beginning; so it is
+        # decoded behind a token that has a text.
+        self.front = tokenizer.encode("a", add_special_tokens=False).ids
+        self.front_text = tokenizer.decode(self.front, skip_special_tokens=False)
+
+    def encode(self, text):
+        """text -> list of ids. Raises UserError for a lone surrogate, and for a token that the model cannot take."""
+        check_text(text)
+        try:
+            ids = self.tokenizer.encode(text).ids
+        except Exception as fault:  # the package has no class for its own
+            raise UserError(f"the tokenizers package: {fault}") from None
+        for i in ids:
+            if i in self.never_ids or (self.n_rows is not None and i >= self.n_rows):
+                reason = "is there for padding alone" if i in self.never_ids else f"has id {i}, beyond the model's wte"
+                raise UserError(f"the text holds the token {self.tokenizer.id_to_token(i)!r:.60}, which {reason}")
+        return ids
+
+    def encode_batch(self, texts):
+        """Texts -> list of lists of ids, as `encode` gives them."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids):
+        """Ids -> the text that they make behind another one. Raises UserError for ids outside of the vocabulary."""
+        ids = check_in_vocabulary(ids, self.n_vocab)
+        return self.tokenizer.decode([*self.front, *ids], skip_special_tokens=False).removeprefix(self.front_text)
+
+    def decode_bytes(self, ids):
+        """Ids -> bytes of that text."""
+        return self.decode(ids).encode()
+
+    def text_decoder(self):
+        """A function for ids as they come: (ids, final=False) -> the text that is whole by now and was not before."""
+        seen, shown = [], 0
+
+        def add(ids, final=False):
+            nonlocal shown
+            seen.extend(ids)
+            text = self.decode(seen)
+            if text.endswith("\ufffd") and not final:  # a character that may not be whole yet
+                return ""
+            new, shown = text[shown:], max(shown, len(text))
+            return new
+
+        return add
+
+    @property
+    def eot_token(self):
+        """The id from which an empty prompt starts. Raises UserError if the tokenizer has none for it."""
+        return check_start(self.start)
+
+
+def other_encoder(checkpoint, n_rows, error):
+    """tokenizer.json of another kind, of which `error` says why -> OtherEncoder, or NoEncoder without the package."""
+    files, where = checkpoint.files, checkpoint.path
+    try:
+        import tokenizers
+
+        tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+        tokenizer.no_truncation()  # of training, like padding
+        tokenizer.no_padding()
+        vocab, special = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
+        made = [i for i in vocab.values() if i not in special]
+        ends = find_ends(checkpoint, read_roles(files, where)[0], vocab, n_rows, made)
+        return OtherEncoder(tokenizer, n_rows, ends)
+    except ImportError:
+        return NoEncoder(f"{error}: pip install tokenizers, or give ids", find_ends(checkpoint, {}, {}, n_rows))
+    except UserError:
+        raise
+    except Exception as fault:
+        return NoEncoder(f"{error}; the tokenizers package: {fault}", find_ends(checkpoint, {}, {}, n_rows))
