@@ -15,7 +15,7 @@ import numpy as np
 from gpt2_io.errors import UserError, listed
 from gpt2_io.files import no_key_twice
 from gpt2_io.settings import NEUTRAL, check_settings, is_list
-from gpt2_io.tokenizer import EOT
+from gpt2_io.text_ends import EOT
 
 MAX_LINE = 1 << 26  # bytes; what is read at once has a limit, or a file without line breaks would fill the memory
 MAX_COPY = 1 << 30  # bytes of what is no file and has to be copied into one

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpt2_io.errors import UserError
 from gpt2_io.prompts import digest
-from gpt2_io.tokenizer import EOT
+from gpt2_io.text_ends import EOT
 
 
 class Window(NamedTuple):
