@@ -22,6 +22,7 @@ from gpt2_io.blas import blas_in_use
 from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite
 from gpt2_io.command_line import run
 from gpt2_io.continuations import Continuations, choose_seed, read_stop
+from gpt2_io.cores import count_threads
 from gpt2_io.errors import UserError, in_units, listed
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz

@@ -13,9 +13,9 @@ SETTINGS = {  # name -> kind, lowest, highest
     "n_logits": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
     "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
-    "progress": (SWITCH, 0, 1),
+    "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
 }  # fmt: skip
-OPTIONAL = ("chunk", "n_logits", "seed")  # None is as good as not given
+OPTIONAL = ("chunk", "n_logits", "seed", "threads")  # None is as good as not given
 NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # all that makes sense at temperature 0
 
 

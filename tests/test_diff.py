@@ -92,7 +92,7 @@ def test_the_size_of_a_step(before, after):
 # ---- what no version contains
 
 ALLOWED_IMPORTS = {"math", "numpy", "tqdm", "utils"}
-MORE_IMPORTS = {"gpt2_v5_exact": {"functools"}}
+MORE_IMPORTS = {"gpt2_v5_exact": {"functools"}, "gpt2_v6_threads": {"concurrent.futures", "functools", "os"}}
 
 
 @every_version

@@ -9,7 +9,7 @@ import versions
 ROOMS = """
     errors files settings
     safetensors npz gguf pickles layouts
-    blas
+    blas cores
     checkpoint params
     tokenizer streams continuations
     downloads hub

@@ -84,7 +84,7 @@ COMMANDS = [
     ["utils.py", "--help"],
     ["gpt2_v4_sampling.py", "One day", "The fox", "--temperature", "1", "--seed", "3", "--n_samples", "2"],
     ["gpt2_v5_exact.py", "One day", "--stream", "--stop", "."],
-    ["gpt2_v5_exact.py", "verify", "--n_rounds", "1", "--max_length", "20"],
+    ["tools/verify.py", "--max_length", "5"],
 ]
 
 

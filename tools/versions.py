@@ -57,6 +57,11 @@ VERSIONS = [
             "docstring", "imports", "softmax", "linear", "attention", "mha", "transformer_block", "gpt2",
             "init_kv_cache", "generate", "main",
         },
-        new={"in_blocks", "tile_params", "fewest_rows", "whole_blocks"}, most_added=120, most_removed=34,
+        new={"in_blocks", "tile_params", "fewest_rows", "whole_blocks"}, most_added=120, most_removed=35,
+    ),
+    Version(
+        "gpt2_v6_threads", "all cores, and no bit changes", "fast",
+        changed={"docstring", "imports", "layer_norm", "linear", "ffn", "mha", "prefill", "main"},
+        new={"parallel", "pool", "use_threads", "in_rows"}, most_added=82, most_removed=13,
     ),
 ]  # fmt: skip
