@@ -13,8 +13,7 @@ import sys
 import pytest
 from tiny import ROOT, VERSIONS
 
-NAMES_OF_TESTS = ("reference", "traps", "padding", "cache", "lengths", "equivalence", "exact")
-SUITE = [f"tests/test_{name}.py" for name in NAMES_OF_TESTS]
+SUITE = [f"tests/test_{name}.py" for name in "reference traps padding cache lengths equivalence exact".split()]
 NAMES = [version.name for version in VERSIONS]
 
 FAULTS = {  # what is wrong: {the text as it is: the text as it is then}, one of them in each file that can be wrong so
