@@ -274,7 +274,7 @@ def complete(
     def make_task(model, is_whole):
         return Completing(model, settings, n_samples, truncate, flags)
 
-    kinds = {"settings": True, "reserved": ("sample", *RESERVED, *Completing.fields)}
+    kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields)}
     run_job(make_task, file, out, batch_size or rows, model, models_dir, seed or 0, n_samples, **kinds)
 
 

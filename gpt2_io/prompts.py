@@ -92,13 +92,14 @@ class PromptFile:
     """Reads lines of an open file, all of them in order or one by its place, so that none has to stay in memory.
 
     parts: the keys of JSON lines that hold what the model is given, "prompt" or others; of a line of plain text the
-    last one. settings: whether lines may have some. reserved: keys of results, which a line must not have. whole:
-    whether the file is one text, None to have it so where it holds `<|endoftext|>`. model: the only one that lines may
-    name. Raises UserError, with the line, for what is neither text nor JSON lines.
+    last one. settings: of the job, which lines may change; None where they have none. reserved: keys of results, which
+    a line must not have. whole: whether the file is one text, None to have it so where it holds `<|endoftext|>`.
+    model: the only one that lines may name. Raises UserError, with the line, for what is neither text nor JSON lines.
     """
 
-    def __init__(self, file, path, parts=("prompt",), settings=False, reserved=(), whole=False, model=None):
+    def __init__(self, file, path, parts=("prompt",), settings=None, reserved=(), whole=False, model=None):
         self.file, self.where, self.parts, self.model = file, name_of(path), parts, model
+        self.settings = settings
         self.known = {*parts, *((*HONOURED, *ALSO, *ELSEWHERE) if settings else ())}
         self.reserved = {*reserved} - {*parts}
         self.is_json = self.whole = False
@@ -200,7 +201,7 @@ class PromptFile:
             own = self.known & record.keys()
         elif record.get("model", self.model) != self.model:
             raise UserError(f"{where}: model {record['model']!r:.60}: a job runs one model, --model {self.model}")
-        settings = settings_of(record, own, where) if len(own) > 1 else {}
+        settings = settings_of(record, own, self.settings, where) if len(own) > 1 and self.settings else {}
         clash = self.reserved & shown.keys()
         if clash:
             raise UserError(f"{where}: {listed(sorted(clash))}: so the results call something: use another name")
@@ -208,7 +209,7 @@ class PromptFile:
         name = record.get("id", record.get("custom_id"))
         return Line(parts, settings, shown, content if name is None else digest(name, b"id"), content)
 
-def settings_of(record, names, where):
+def settings_of(record, names, job, where):
     """The settings in a JSON line, of those names, checked -> dict. null is as good as not given."""
     settings = {}
     for key in sorted(names):
@@ -225,10 +226,11 @@ def settings_of(record, names, where):
             settings[name] = checked(name, value)
         except UserError as error:
             raise UserError(f"{where}: {str(error).replace(name, key)}") from None
-    if settings.get("temperature") == 0:
-        idle = [name for name in NEUTRAL if name != "seed" and settings.get(name, NEUTRAL[name]) != NEUTRAL[name]]
-        if idle:
-            raise UserError(f"{where}: {', '.join(idle)} changes nothing at temperature 0")
+    if settings.get("temperature", job["temperature"]) == 0:
+        idle = [name for name in NEUTRAL if settings.get(name, NEUTRAL[name]) != NEUTRAL[name]]
+        if idle and not (idle == ["seed"] and "temperature" in settings):  # a seed may stand in all lines
+            message = f"{', '.join(idle)} changes nothing at temperature 0: give the line a temperature"
+            raise UserError(f"{where}: {message}, or the job")
     return settings
 
 

@@ -104,7 +104,7 @@ def lines_of(tmp_path):
     def call(data, **kinds):
         (tmp_path / "p").write_bytes(data)
         with prompts.open_prompts(str(tmp_path / "p")) as file:
-            found = prompts.PromptFile(file, str(tmp_path / "p"), settings=True, **kinds)
+            found = prompts.PromptFile(file, str(tmp_path / "p"), settings={"temperature": 0}, **kinds)
             lines = list(found.lines())
             assert [found.at(place, line.content) for place, line in lines] == [line for _, line in lines]
         return [line for _, line in lines]
@@ -163,6 +163,8 @@ BAD_FILES = [
     (b'{"prompt": "a", "logprobs": 5}', ["line 1", "logprobs"]),
     (b'{"prompt": "a", "ignore_eos": "yes"}', ["line 1", "ignore_eos"]),
     (b'{"prompt": "a", "temperature": 0, "top_p": 0.5}', ["line 1", "top_p", "temperature 0"]),
+    (b'{"prompt": "a", "top_p": 0.5}', ["line 1", "top_p", "temperature 0"]),
+    (b'{"prompt": "a"}\n{"prompt": "a", "seed": 5}', ["line 2", "seed", "temperature 0"]),
     (b'{"prompt": "a", "presence_penalty": 0.5}', ["line 1", "presence_penalty"]),
     (b'{"prompt": "a", "n": 2}', ["line 1", "n 2"]),
     (b'{"prompt": "a", "model": "124M"}', ["line 1", "'124M'", "--model"]),
