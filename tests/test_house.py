@@ -11,7 +11,8 @@ ROOMS = """
     safetensors npz gguf pickles layouts
     blas cores
     checkpoint params
-    tokenizer streams continuations
+    text_ends tokenizer_files added_tokens other_tokenizers tokenizer
+    streams continuations
     downloads hub
     command_line
     prompts results scoring

@@ -338,12 +338,13 @@ def test_flags_that_make_no_sense(run, flags, words):
 
 def test_texts_as_people_grep_them(done, tmp_path):
     """UTF-8 without escapes, but for control characters and halves of surrogate pairs, which are no UTF-8."""
-    lines = [{"prompt": "é🤗\u2028", "ä": "ö"}, {"prompt": "\ud800 half", "id": "\udc00"}, {"prompt": "\x00\n"}]
+    lines = [{"prompt": "é🤗\u2028", "ä": "ö"}, {"prompt": "half", "half \ud800": "\udc00"}, {"prompt": "\x00\n"}]
     found = done(lines, *GREEDY)
     assert [{key: result[key] for key in line} for line, result in zip(lines, found)] == lines
     data = (tmp_path / "out.jsonl").read_bytes()
     assert "é🤗\u2028".encode() in data and '"ä": "ö"'.encode() in data
     assert sorted(set(re.findall(rb"\\u....", data))) == [rb"\u0000", rb"\ud800", rb"\udc00"]
+    assert "surrogates" in done([{"prompt": "half \ud800"}], *GREEDY, status=1)[0]["error"]
 
 
 def test_ids_and_logprobs_end_where_the_text_ends(run, done, monkeypatch):
