@@ -346,6 +346,7 @@ def test_texts_as_people_grep_them(done, tmp_path):
     data = (tmp_path / "out.jsonl").read_bytes()
     assert "é🤗\u2028".encode() in data and '"ä": "ö"'.encode() in data
     assert sorted(set(re.findall(rb"\\u....", data))) == [rb"\u0000", rb"\ud800", rb"\udc00"]
+    assert "surrogates" in done([{"prompt": "half \ud800"}], *GREEDY, status=1)[0]["error"]
 
 
 def test_ids_and_logprobs_end_where_the_text_ends(run, done, monkeypatch):
