@@ -11,7 +11,7 @@ ROOMS = """
     safetensors npz gguf pickles layouts
     blas cores
     checkpoint params
-    tokenizer streams continuations
+    text_ends tokenizer_files other_tokenizers added_tokens tokenizer streams continuations
     downloads hub
     command_line
     prompts results scoring
