@@ -54,8 +54,8 @@ class Model:
 
     version = gpt2
 
-    def __init__(self, name, models_dir):
-        self.encoder, self.hparams, params = utils.load_model(name, models_dir)
+    def __init__(self, name, models_dir, tokenizer=""):
+        self.encoder, self.hparams, params = utils.load_model(name, models_dir, tokenizer=tokenizer)
         self.fingerprint = fingerprint(gpt2.__name__, self.encoder, self.hparams, params)
         self.params = prepare(params)
 
@@ -68,7 +68,7 @@ class Model:
         return check_ids(prompt, "a prompt", self.hparams["n_vocab"])
 
 
-def run_job(make_task, path, out, rows, model, models_dir, seed=0, n_samples=1, **kinds):
+def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_samples=1, **kinds):
     """Do what is missing of a job, write its results in order, and say how many lines could not be done.
 
     make_task(Model, whether the file is one text) -> Completing or Scoring; kinds: for PromptFile.
@@ -80,7 +80,7 @@ def run_job(make_task, path, out, rows, model, models_dir, seed=0, n_samples=1, 
         raise UserError(f"{out}: holds the prompts: give another --out")
     with contextlib.ExitStack() as at_end:
         prompts = PromptFile(at_end.enter_context(open_prompts(path)), path, model=model, **kinds)
-        model = Model(model, models_dir)
+        model = Model(model, models_dir, tokenizer)
         task = make_task(model, prompts.whole)
         index = Index(prompts, task.work_of)
         task.check(index)
@@ -231,7 +231,7 @@ class Completing:
 def complete(
     file, *, out=None, n_tokens_to_generate: str = "40", rows=16, batch_size: int = None, model="tales",
     models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
-    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None,
+    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="",
 ):
     """Continue each prompt of a file, and write a line of JSON for each.
 
@@ -254,6 +254,7 @@ def complete(
         ignore_eos: do not end a continuation at the end of a text, <|endoftext|>.
         logprobs: add each token's log-probability and their sum.
         truncate: left, to leave out the beginning of a prompt that is too long.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
     """
     if truncate not in (None, "left"):
         raise UserError(f"--truncate takes left, not {truncate!r:.60}")
@@ -275,7 +276,7 @@ def complete(
         return Completing(model, settings, n_samples, truncate, flags)
 
     kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields)}
-    run_job(make_task, file, out, batch_size or rows, model, models_dir, seed or 0, n_samples, **kinds)
+    run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, seed or 0, n_samples, **kinds)
 
 
 # ---------------------------------------------------------------- score
@@ -283,7 +284,7 @@ def complete(
 
 def score(
     file, *, out=None, stride: int = None, top_logprobs=0, last_tokens: int = None, whole: bool = None, rows=16,
-    batch_size: int = None, model="tales", models_dir="models",
+    batch_size: int = None, model="tales", models_dir="models", tokenizer="",
 ):
     """Say how likely the model finds each text of a file, and on the last line all of them together.
 
@@ -298,6 +299,7 @@ def score(
         batch_size: the same as rows.
         model: a model's name or folder.
         models_dir: where models are looked for by name.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
     """
     for name, value, low in (("top_logprobs", top_logprobs, 0), ("last_tokens", last_tokens, 1)):
         if value is not None and value < low:
@@ -306,7 +308,7 @@ def score(
         return Scoring(model, stride, top_logprobs, last_tokens, is_whole)
 
     kinds = {"parts": ("prompt", "completion", "text"), "reserved": (*RESERVED, *Scoring.fields), "whole": whole}
-    run_job(make_task, file, out, batch_size or rows, model, models_dir, **kinds)
+    run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, **kinds)
 
 
 COMMANDS = {"complete": complete, "score": score}

@@ -230,7 +230,7 @@ def to_number(text):
 
 
 PARSERS = {bool: (to_switch, "True or False"), int: (int, "a whole number"), float: (to_number, "a number")}
-PATHS = ("model", "models_dir", "prompts_file", "file", "out")  # names of files keep their bytes
+PATHS = ("model", "models_dir", "tokenizer", "prompts_file", "file", "out")  # names of files keep their bytes
 
 
 def parse(key, kind, texts):

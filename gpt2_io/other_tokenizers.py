@@ -18,6 +18,10 @@ class NoEncoder:
     encode = encode_batch = decode = decode_bytes = refuse
     eot_token = property(refuse)
 
+    def text_decoder(self):
+        """As an encoder's, so that ids can be continued: there is no text to them."""
+        return lambda ids, final=False: ""
+
 
 class OtherEncoder:
     """Any tokenizer.json, through the tokenizers package: the same methods as `Encoder` has."""

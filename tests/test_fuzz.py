@@ -83,7 +83,7 @@ def test_what_found_a_fault_is_no_traceback_on_the_command_line(prepared, edge, 
     if name in ("prompts", "results", "part"):
         model = random_model(np.float32, n_vocab=2048, n_embd=12, n_head=3, n_layer=1)
         loaded = fuzz_targets.ENCODER, {"n_head": 3, "n_ctx": 64}, model.params
-        monkeypatch.setattr(utils, "load_model", lambda *_: loaded)
+        monkeypatch.setattr(utils, "load_model", lambda *_, **__: loaded)
         result = edge(jobs.COMMANDS, "complete", folder / "prompts", "-n", "1", "--out", folder / "out.jsonl")
         assert result.returncode != 1 or result.stderr.count("\n") == 1
         result.stderr = result.stderr if result.returncode == 2 else ""

@@ -51,7 +51,7 @@ def tiny(seed=0):
 def tiny_model(monkeypatch, encoder):
     """Commands in this process use a model that takes no time."""
     hparams = {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}
-    monkeypatch.setattr(utils, "load_model", lambda *_: (encoder, hparams, tiny().params))
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, tiny().params))
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_what_is_read_at_once_has_limits(edge, tiny_model, monkeypatch, tmp_path
             result = edge(jobs.COMMANDS, "complete", "-", *GREEDY)
             assert result.returncode == status and (status == 0 or "bytes" in result.stderr)
         monkeypatch.undo()
-        monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("not needed"))
+        monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("not needed"))
 
 
 # ---- lines
@@ -531,7 +531,7 @@ CHANGES = [
     ("seed", "8"), ("n_tokens_to_generate", "4"), ("n_samples", "2"), ("stop", "x"), ("ignore_eos", "True"),
     ("logprobs", "True"),
 ]  # fmt: skip
-NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "truncate"}  # or by what they lead to
+NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate"}  # or by what they lead to
 
 
 def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch):
@@ -553,7 +553,7 @@ def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch)
             assert_one_line(result, tmp_path / "out.jsonl", "none of its 6 results", "--out")
     with monkeypatch.context() as other:
         loaded = utils.load_model()
-        other.setattr(utils, "load_model", lambda *_: (*loaded[:2], tiny(seed=1).params))
+        other.setattr(utils, "load_model", lambda *_, **__: (*loaded[:2], tiny(seed=1).params))
         assert_one_line(run(PROMPTS, *DRAWN), "none of its 6 results")
     with monkeypatch.context() as other:
         other.setattr(newest, "__name__", "gpt2_v4_sampling")

@@ -386,6 +386,7 @@ def results_in(name):
 
 
 TOKENIZER = json.loads(tokenizer_json(added=[{**FLAGS, "id": 263}]))
+GENERATION = {"bos_token_id": 262, "eos_token_id": [262, 13], "pad_token_id": 262, "_from_model_config": True}
 TARGETS = {  # the number: the part of all inputs, by speed
     "safetensors": (safetensors, 20),
     "index": (index, 10),
@@ -398,6 +399,7 @@ TARGETS = {  # the number: the part of all inputs, by speed
     "tokenizer_config": (text_file("tokenizer_config.json", TOKENIZER_CONFIG), 5),
     "added_tokens": (text_file("added_tokens.json", {"<s>": 263, "<pad>": 264}), 5),
     "special_tokens_map": (text_file("special_tokens_map.json", {"bos_token": "<|endoftext|>", "eos_token": FLAGS}), 5),
+    "generation_config": (text_file("generation_config.json", GENERATION), 2),
     "gguf": (gguf_file, 4),
     "prompts": (prompts, 6),
     "results": (results_in("out.jsonl"), 6),
