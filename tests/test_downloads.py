@@ -393,7 +393,7 @@ def test_tls_is_named_and_not_tried_again(tmp_path, pauses):
 
     def answer(server):
         connection, _ = server.accept()
-        with connection:
+        with connection, contextlib.suppress(OSError):
             connection.recv(1)
             connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             while connection.recv(1000):  # until the other side has enough
