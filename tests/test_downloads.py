@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -386,10 +388,21 @@ def pauses(monkeypatch):
     return made
 
 
-def test_tls_is_named_and_not_tried_again(hub, tmp_path, monkeypatch, pauses):
-    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("http:", "https:"))  # it speaks no TLS
-    with pytest.raises(UserError, match="TLS: .*(SSL|TLS).*REQUESTS_CA_BUNDLE") as caught:
-        find_model("org/name", tmp_path)
+def test_tls_is_named_and_not_tried_again(tmp_path, pauses):
+    """A server that answers TLS without TLS."""
+
+    def answer(server):
+        connection, _ = server.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(1)
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            while connection.recv(1000):  # until the other side has enough
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=answer, args=[server], daemon=True).start()
+        with pytest.raises(UserError, match="TLS: .*(SSL|TLS).*REQUESTS_CA_BUNDLE") as caught:
+            fetch(f"https://127.0.0.1:{server.getsockname()[1]}/x", tmp_path / "x")
     assert "Max retries" not in str(caught.value) and pauses == []
 
 

@@ -219,6 +219,11 @@ def test_zips_that_torch_does_not_write(read, tmp_path):
     with pytest.raises(UserError, match="would unpack to 4.0 MB"):
         read(zip_of(steps, {"0": bytes(4 * 10**6)}, kind=zipfile.ZIP_DEFLATED))
     good = torch_bytes({"a": np.ones(100, np.float32)})
+    central = good.index(b"PK\x01\x02")  # of the first file: 4 bytes each for the two sizes stand 20 bytes behind
+    huge = (2**31 - 2).to_bytes(4, "little")
+    for where in (central + 20, central + 24):
+        with pytest.raises(UserError, match="would unpack to 2.1 GB"):
+            read(good[:where] + huge + good[where + 4 :])
     with pytest.raises(UserError, match="big-endian"):
         read(zip_of(steps_of({}), byteorder=b"big"))
     with pytest.raises(UserError, match="TorchScript"):
