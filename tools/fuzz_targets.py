@@ -324,7 +324,7 @@ def gguf_file(folder):
 
 
 RECORDS = [{"prompt": "a"}, {"prompt": "b", "id": [1]}, {"prompt": "", "id": None}]
-SETTINGS = {"n_tokens_to_generate": "1", "temperature": 1.0, "n_samples": 2}
+SETTINGS = {"n_tokens_to_generate": "1", "temperature": 1.0, "n_samples": 2, "rows": 10_000}
 
 
 class QuickModel:
