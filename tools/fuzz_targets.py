@@ -333,7 +333,7 @@ class QuickModel:
     encoder, hparams, fingerprint = None, {"n_ctx": 64, "n_vocab": 2048}, bytes(16)
     encode = jobs.Model.encode
 
-    def __init__(self, name, models_dir):
+    def __init__(self, *_):
         self.encoder = ENCODER
 
     @staticmethod
