@@ -94,6 +94,9 @@ def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_
                 return ""
             return index.key(i, seed, model.fingerprint, sample)
 
+        def repeated(line, sample):
+            return {**line.shown, "sample": sample} if n_samples > 1 else line.shown
+
         def shown():
             for i in range(len(index)):
                 line, error = index.line(prompts, i), {}
@@ -102,8 +105,7 @@ def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_
                         task.plan(line)
                     except UserError as mistake:
                         error = {"error": str(mistake)}
-                for sample in range(n_samples):
-                    yield {**line.shown, **({"sample": sample} if n_samples > 1 else {}), **error}
+                yield from ({**repeated(line, sample), **error} for sample in range(n_samples))
 
         keys = np.fromiter(map(key, range(n_lines)), dtype="S32", count=n_lines)
         n_errors = int(np.count_nonzero(index.groups < 0))
@@ -120,8 +122,8 @@ def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_
                 found = list(task.run(lines, seeds, rows, progress))
             except MemoryError as error:
                 raise MemoryError(f"{error}: the same command with a smaller --rows goes on from here") from None
-            found = [(batch[n] * n_samples + sample, lines[n].shown, result) for n, sample, result in found]
             missing = results.missing
+            found = [(batch[n] * n_samples + sample, repeated(lines[n], sample), result) for n, sample, result in found]
             results.add([result for result in found if missing[result[0]]])
             progress.done(results.n_done(n_samples))
         results.finish(shown(), task.see)
@@ -271,7 +273,7 @@ def complete(
         check_settings(**{name: value})
     settings |= {"n_tokens_to_generate": n_tokens_to_generate, "stop": list(read_stop(stop)), "ignore_eos": ignore_eos}
     given = {**settings, "seed": seed, "n_samples": n_samples}
-    flags = [name for name in NEUTRAL if given[name] != NEUTRAL[name]]
+    flags = [name for name in NEUTRAL if given[name] != NEUTRAL[name] and temperature == 0]
     def make_task(model, is_whole):
         return Completing(model, settings, n_samples, truncate, flags)
 

@@ -317,6 +317,7 @@ def test_flags_that_change_nothing(run, done):
     """At temperature 0, unless a line has another."""
     for flag in ("--top_p=0.5", "--top_k=3", "--min_p=0.1", "--n_samples=2", "--seed=1"):
         assert_one_line(run(PROMPTS, flag), flag[2:].split("=")[0], "--temperature 1")
+    done([{"id": 1}, {"prompt": "a", "temperature": 0}], "--temperature=1", "--top_k=3", status=1)  # no line draws
     drawn, greedy = done([{"prompt": "a", "temperature": 1}, {"prompt": "a"}], "--top_k=3", "--seed=1")
     assert "seed" in drawn and "seed" not in greedy
 

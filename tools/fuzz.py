@@ -74,7 +74,7 @@ def watch(event, args):
     if event == "open" and WATCHED["folder"] and isinstance(args[0], (str, bytes)):
         path = os.path.realpath(os.fsdecode(args[0]))
         is_module = path.startswith(OURS) and path.endswith((".py", ".pyc", ".so"))
-        if not is_module and not path.startswith(WATCHED["folder"] + os.sep):
+        if not is_module and not f"{path}{os.sep}".startswith(WATCHED["folder"] + os.sep):
             WATCHED["opened"].append(path)
 
 

@@ -324,7 +324,7 @@ def gguf_file(folder):
 
 
 RECORDS = [{"prompt": "a"}, {"prompt": "b", "id": [1]}, {"prompt": "", "id": None}]
-SETTINGS = {"n_tokens_to_generate": "1", "temperature": 1.0, "n_samples": 2}
+SETTINGS = {"n_tokens_to_generate": "1", "temperature": 1.0, "n_samples": 2, "rows": 10_000}
 
 
 class QuickModel:
@@ -333,7 +333,7 @@ class QuickModel:
     encoder, hparams, fingerprint = None, {"n_ctx": 64, "n_vocab": 2048}, bytes(16)
     encode = jobs.Model.encode
 
-    def __init__(self, name, models_dir):
+    def __init__(self, *_):
         self.encoder = ENCODER
 
     @staticmethod
