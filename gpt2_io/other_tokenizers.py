@@ -97,6 +97,8 @@ class OtherEncoder:
 def other_encoder(checkpoint, n_rows, error):
     """tokenizer.json of another kind, of which `error` says why -> OtherEncoder, or NoEncoder without the package."""
     files, where = checkpoint.files, checkpoint.path
+    if "tokenizer.json" not in files:
+        return NoEncoder(str(error), find_ends(checkpoint, {}, {}, n_rows))
     try:
         with naming_panics(f"{error}; the tokenizers package"):
             import tokenizers
