@@ -1,4 +1,6 @@
 """Tokenizers of other kinds than GPT-2's, through the tokenizers package where it is installed."""
+import contextlib
+
 from gpt2_io.errors import UserError
 from gpt2_io.text_ends import check_in_vocabulary, check_start, check_text, find_ends
 from gpt2_io.tokenizer_files import read_roles
@@ -23,6 +25,17 @@ class NoEncoder:
         return lambda ids, final=False: ""
 
 
+@contextlib.contextmanager
+def naming_panics(where):
+    """Turn what the tokenizers package raises into a UserError: it has no class of its own, and panics besides."""
+    try:
+        yield
+    except (UserError, ImportError, MemoryError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as fault:
+        raise UserError(f"{where}: {fault!s:.200}") from None
+
+
 class OtherEncoder:
     """Any tokenizer.json, through the tokenizers package: the same methods as `Encoder` has."""
 
@@ -39,10 +52,8 @@ class OtherEncoder:
     def encode(self, text):
         """text -> list of ids. Raises UserError for a lone surrogate, and for a token that the model cannot take."""
         check_text(text)
-        try:
+        with naming_panics("the tokenizers package"):
             ids = self.tokenizer.encode(text).ids
-        except Exception as fault:  # the package has no class for its own
-            raise UserError(f"the tokenizers package: {fault}") from None
         for i in ids:
             if i in self.never_ids or (self.n_rows is not None and i >= self.n_rows):
                 reason = "is there for padding alone" if i in self.never_ids else f"has id {i}, beyond the model's wte"
@@ -86,19 +97,20 @@ class OtherEncoder:
 def other_encoder(checkpoint, n_rows, error):
     """tokenizer.json of another kind, of which `error` says why -> OtherEncoder, or NoEncoder without the package."""
     files, where = checkpoint.files, checkpoint.path
+    if "tokenizer.json" not in files:
+        return NoEncoder(str(error), find_ends(checkpoint, {}, {}, n_rows))
     try:
-        import tokenizers
+        with naming_panics(f"{error}; the tokenizers package"):
+            import tokenizers
 
-        tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
-        tokenizer.no_truncation()  # of training, like padding
-        tokenizer.no_padding()
-        vocab, special = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
-        made = [i for i in vocab.values() if i not in special]
-        ends = find_ends(checkpoint, read_roles(files, where)[0], vocab, n_rows, made)
-        return OtherEncoder(tokenizer, n_rows, ends)
+            tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"])
+            tokenizer.no_truncation()  # of training, like padding
+            tokenizer.no_padding()
+            vocab, special = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
+            made = [i for i in vocab.values() if i not in special]
+            ends = find_ends(checkpoint, read_roles(files, where)[0], vocab, n_rows, made)
+            return OtherEncoder(tokenizer, n_rows, ends)
     except ImportError:
         return NoEncoder(f"{error}: pip install tokenizers, or give ids", find_ends(checkpoint, {}, {}, n_rows))
-    except UserError:
-        raise
-    except Exception as fault:
-        return NoEncoder(f"{error}; the tokenizers package: {fault}", find_ends(checkpoint, {}, {}, n_rows))
+    except UserError as fault:
+        return NoEncoder(str(fault), find_ends(checkpoint, {}, {}, n_rows))

@@ -47,9 +47,13 @@ def read_tokenizer_files(files, where):
             added[text] = {"id": vocab.get(text), **flags, "content": text, **added.get(text, {}), "special": True}
         added.pop("", None)
         mark_faults(vocab, added)
-        if "tokenizer.json" not in files:  # which says itself what comes before and after
-            before = [added[roles.get("bos_token", EOT)]["id"]] if config.get("add_bos_token") else []
-            after = [added[roles.get("eos_token", EOT)]["id"]] if config.get("add_eos_token") else []
+    for ids, key in ((before, "bos_token"), (after, "eos_token")):
+        text = roles.get(key, EOT)
+        if "tokenizer.json" in files or text is None or not config.get(f"add_{key}"):  # tokenizer.json says it itself
+            continue
+        if added.get(text, {"fault": True}).get("fault"):
+            raise OtherKind(f"{where}: tokenizer_config.json: add_{key}, but {text!r:.60} has no id that is certain")
+        ids.append(added[text]["id"])
     return TokenizerFiles(vocab, merges, added, bool(add_prefix_space), before, after, roles)
 
 

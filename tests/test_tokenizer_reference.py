@@ -4,8 +4,11 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model_files import byte_characters
+from model_files import byte_characters, make_vocab, tokenizer_json, write_folder
 from test_tokenizer import encoder_of
+
+from gpt2_io.checkpoint import open_checkpoint
+from gpt2_io.tokenizer import load_encoder
 
 CHARACTERS = byte_characters()
 SMALL = [CHARACTERS[byte] for byte in "aab ' \n1é".encode()]  # few, so that merges meet often
@@ -95,3 +98,50 @@ def test_ids_of_any_vocabulary_equal_those_of_the_tokenizers_package(case):
 @given(tokenizers_and_texts(n_texts=40))
 def test_a_hundred_thousand_texts(case):
     compare(*case)
+
+
+MASK = {"content": "<m>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+S_AND_M = {**make_vocab(), "<s>": 263, "<m>": 264}
+FOLDERS = {  # name -> vocabulary, or None for tokenizer.json, and other files
+    "plain": (make_vocab(), {}),
+    "a first token": (make_vocab(), {"tokenizer_config": {"add_bos_token": True}}),
+    "a first and a last token": (make_vocab(), {"tokenizer_config": {"add_bos_token": True, "add_eos_token": True}}),
+    "a first token by name": (S_AND_M, {"tokenizer_config": {"add_bos_token": True, "bos_token": "<s>"}}),
+    "no first token": (make_vocab(), {"tokenizer_config": {"add_bos_token": True, "bos_token": None}}),
+    "two files that differ": (
+        S_AND_M,
+        {"tokenizer_config": {"add_bos_token": True, "bos_token": "<m>"}, "special_tokens_map": {"bos_token": "<s>"}},
+    ),
+    "a mask": (S_AND_M, {"special_tokens_map": {"mask_token": MASK}}),
+    "more special tokens": (S_AND_M, {"special_tokens_map": {"additional_special_tokens": ["<m>", "<s>"]}}),
+    "no name for <|endoftext|>": (
+        S_AND_M,
+        {"tokenizer_config": {"bos_token": "<s>", "eos_token": "<s>", "unk_token": "<s>"}},
+    ),
+    "added tokens": (make_vocab(), {"added_tokens": {"<s>": 263, "<m>": 264}}),
+    "added tokens of both kinds": (
+        make_vocab(),
+        {"added_tokens": {"<m>": 263, "<m>x": 264}, "special_tokens_map": {"mask_token": "<m>"}},
+    ),
+    "added tokens with flags": (make_vocab(), {"tokenizer_config": {"added_tokens_decoder": {"263": MASK}}}),
+    "a space": (make_vocab(), {"tokenizer_config": {"add_prefix_space": True}}),
+    "tokenizer.json": (None, {"tokenizer_config": {"add_bos_token": True}}),
+    "tokenizer.json and a space": (None, {"tokenizer_config": {"add_prefix_space": True}}),
+}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", FOLDERS)
+def test_ids_of_a_folder_equal_those_of_transformers(tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    vocab, files = FOLDERS[name]
+    write_folder(tmp_path, tokenizer=vocab is not None)
+    if vocab is None:
+        (tmp_path / "tokenizer.json").write_text(tokenizer_json(), encoding="utf-8")
+    else:
+        files = {**files, "vocab": vocab}
+    for file, content in files.items():
+        (tmp_path / f"{file}.json").write_text(json.dumps(content), encoding="utf-8")
+    theirs, ours = transformers.GPT2Tokenizer.from_pretrained(tmp_path), load_encoder(open_checkpoint(tmp_path))
+    for text in ("the <m>", "<s>the<|endoftext|> the <s> <m>x<m>x", " ", "", "<m><m>  <s>", "the\n the"):
+        assert ours.encode(text) == theirs.encode(text)
