@@ -2,18 +2,18 @@
 
 test_run.py tests what all commands have in common, utils.run, more closely.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import functools
 import io
 import json
 import sys
 
 import pytest
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import PADDING, V0, VERSIONS
 
 import utils
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)

