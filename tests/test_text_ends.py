@@ -45,7 +45,7 @@ def ends_of(folder, **settings):
 @pytest.mark.parametrize(
     "config, generation, stop_ids",
     [
-        ({"eos_token_id": 13}, {}, (13,)),  # case T14: not at <|endoftext|>, which the vocabulary has, too
+        ({"eos_token_id": 13}, {}, (13,)),  # not at <|endoftext|>, which the vocabulary has, too
         ({}, {"eos_token_id": 13}, (13,)),
         ({"eos_token_id": 13}, {"eos_token_id": [14, 13, 15]}, (14, 13, 15)),
         ({"eos_token_id": [13, EOT]}, {"eos_token_id": None}, (13, EOT)),
@@ -55,7 +55,7 @@ def ends_of(folder, **settings):
         ({"eos_token_id": [13, 50256, -1]}, {"eos_token_id": 263}, (13,)),
     ],
 )
-def test_t14_a_text_ends_where_the_files_say(tmp_path, config, generation, stop_ids):
+def test_a_text_ends_where_the_files_say(tmp_path, config, generation, stop_ids):
     assert ends_of(tmp_path / "m", config=config, generation_config=generation)[1] == stop_ids
 
 
@@ -131,8 +131,8 @@ def tensors_with_a_tempting_row(config, ids):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("place", ["last", "between"])
-def test_t15_a_token_for_padding_alone_is_never_generated(tmp_path, version, place):
-    """Case T15, and the same with the token in the middle, where its row cannot be cut off."""
+def test_a_token_for_padding_alone_is_never_generated(tmp_path, version, place):
+    """And the same with the token in the middle, where its row cannot be cut off."""
     vocab = make_vocab()
     if place == "last":
         vocab["[PAD]"] = 263

@@ -128,8 +128,8 @@ def test_ids_equal_the_original_algorithm_s(tales_files):
         assert encoder.decode(encoder.encode(text)) == text
 
 
-def test_t11_merges_go_by_their_place_in_the_list():
-    """Case T11: not by the id of what they make, nor because what they make is a token."""
+def test_merges_go_by_their_place_in_the_list():
+    """Not by the id of what they make, nor because what they make is a token."""
     vocab = {**{character: byte for byte, character in byte_characters().items()}, "bc": 256, "ab": 257, "abc": 258}
     assert small(vocab, [("b", "c"), ("a", "b"), ("ab", "c")]).encode("abc") == [97, 256]
     assert small(vocab, [("a", "b"), ("b", "c"), ("ab", "c")]).encode("abc") == [258]
@@ -247,8 +247,8 @@ def test_flags_of_added_tokens():
     assert encode("a <m>.", single_word=True) == [*a, *space, 263, *encode(".")]
 
 
-def test_t12_tokens_that_are_not_normalized_come_first():
-    """Case T12: though the other one is longer."""
+def test_tokens_that_are_not_normalized_come_first():
+    """Though the other one is longer."""
     m, mx = {"id": 263, "content": "<m>"}, {"id": 264, "content": "<m>x", "special": False, "normalized": True}
     encoder = encoder_of(tokenizer_json=tokenizer_json(added=[m, mx]))
     a, x, b = (encoder.encode(text) for text in ("a", "x", " b"))
@@ -294,8 +294,8 @@ def test_added_tokens_that_the_vocabulary_has_already():
     assert encoder.encode("thing") == [*encoder.encode("th"), 260]
 
 
-def test_t16_a_space_before_the_first_word():
-    """Case T16: in every method alike."""
+def test_a_space_before_the_first_word():
+    """In every method alike."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     for encoder in (
         encoder_of(tokenizer_json=tokenizer_json(pre_tokenizer=byte_level)),
@@ -310,8 +310,8 @@ def test_t16_a_space_before_the_first_word():
             assert not hasattr(encoder, name)
 
 
-def test_t13_what_stands_before_and_after_every_text():
-    """Case T13. tokenizer.json says it itself; in transformers, too, add_bos_token then changes nothing."""
+def test_what_stands_before_and_after_every_text():
+    """Tokenizer.json says it itself; in transformers, too, add_bos_token then changes nothing."""
     the = small().encode(" the")
     assert small(tokenizer_config_json='{"add_bos_token": true}').encode(" the") == [262, *the]
     named = small({**make_vocab(), "<s>": 263}, tokenizer_config_json='{"add_bos_token": true, "bos_token": "<s>"}')
