@@ -10,10 +10,7 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 from tiny import ROOT
-
-import utils
 
 CONFIG = {
     "model_type": "gpt2", "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
@@ -240,24 +237,6 @@ def command(*arguments, script="utils.py", cwd=ROOT, env=None, **options):
     return subprocess.run(arguments, cwd=cwd, env=clean, **options)
 
 
-@pytest.fixture
-def edge(monkeypatch, capsys):
-    """Run a function, or utils' commands, as a command in this process: edge(main, *arguments) -> as `command`."""
-
-    def call(main, *arguments):
-        monkeypatch.setattr(sys, "argv", ["script.py", *(str(argument) for argument in arguments)])
-        capsys.readouterr()
-        status = 0
-        try:
-            utils.run(main)
-        except SystemExit as stop:
-            status = stop.code
-        out, err = capsys.readouterr()
-        return SimpleNamespace(returncode=status, stdout=out, stderr=err)
-
-    return call
-
-
 def assert_one_line(result, *words):
     """The command ended as a user's mistake does: status 2, nothing on stdout, one line on stderr with these words."""
     assert result.returncode == 2, result
@@ -265,13 +244,3 @@ def assert_one_line(result, *words):
     assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result.stderr
     for word in words:
         assert str(word) in result.stderr, result.stderr
-
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch, tmp_path):
-    """A test sees nothing of the caches and settings of whoever runs it."""
-    for key in [key for key in os.environ if key.startswith(SETTINGS)]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "no such cache"))
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -3,22 +3,21 @@
 A traceback, a hang, and a wrong result without a word are what must not be. Attacks on the formats of files are in
 test_fuzz.py, on ids and masks in test_inputs.py, by a server in test_downloads.py, on streams in test_odd_use.py.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
-from model_files import CONFIG, assert_one_line, clean_environment, edge, make_vocab, write_folder
+from model_files import CONFIG, assert_one_line, make_vocab, write_folder
 from tiny import ROOT, VERSIONS
 
 import gpt2_v4_sampling as v4
 import jobs
 import utils
 from gpt2_io.tokenizer import MAX_BLANKS
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 unix = pytest.mark.skipif(os.name == "nt", reason="devices, links and limits of Unix")
 

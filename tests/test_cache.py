@@ -1,35 +1,13 @@
 """The KV cache: what it holds, what it costs, whose it is, and what a call that was broken off leaves of it."""
+import copy
 import functools
 import itertools
-import tracemalloc
 
 import numpy as np
 import pytest
 from tiny import CACHING, V0, VERSIONS, assert_same_bits, random_model, random_prompts
 
 every_version = pytest.mark.parametrize("version", CACHING, ids=str)
-
-
-@every_version
-def test_k1_prefill_and_two_tokens(version):
-    """K1: ids 1 to 5 at once, against 1, 2, 3 and then 4 and then 5."""
-    model = random_model(n_ctx=8)
-    assert_same_bits(version.cached_logits(model, [[1, 2, 3, 4, 5]], [3, 1, 1]), V0.logits(model, [[1, 2, 3, 4, 5]]))
-
-
-@every_version
-def test_k4_prefill_in_two_pieces(version):
-    """K4: for the second piece's 2 queries there are 5 keys: the causal mask starts at 3, not at 0."""
-    model = random_model(n_ctx=8)
-    assert_same_bits(version.cached_logits(model, [[1, 2, 3, 4, 5]], [3, 2]), V0.logits(model, [[1, 2, 3, 4, 5]]))
-
-
-@every_version
-def test_p4_padded_prefill_and_three_tokens(version):
-    """P4: for each row as if it ran alone, all at once."""
-    model = random_model(n_ctx=8)
-    prompts = [[1, 4, 7, 2, 9, 9, 9], [3, 8, 8, 8], [5, 6, 10, 11, 12]]
-    assert_same_bits(version.cached_logits(model, prompts, [4, 1, 1, 1]), V0.logits(model, prompts))
 
 
 def filled_cache(version, model, prompts, pieces):
@@ -45,8 +23,8 @@ def filled_cache(version, model, prompts, pieces):
 
 
 @every_version
-def test_p6_padding_does_not_change_the_keys_and_values_of_real_tokens(version):
-    """P6: this tells a fault of the padded prefill from one of the steps after it."""
+def test_padding_does_not_change_the_keys_and_values_of_real_tokens(version):
+    """This tells a fault of the padded prefill from one of the steps after it."""
     model = random_model()
     prompts = random_prompts([17, 4, 9])
     padded = filled_cache(version, model, prompts, [17])
@@ -55,8 +33,8 @@ def test_p6_padding_does_not_change_the_keys_and_values_of_real_tokens(version):
 
 
 @every_version
-def test_k12_keys_and_values_step_by_step(version):
-    """K12: one token at a time stores what one pass stores, so that a fault can be told from rounding."""
+def test_keys_and_values_step_by_step(version):
+    """One token at a time stores what one pass stores, so that a fault can be told from rounding."""
     model = random_model()
     prompts = random_prompts([17, 17])
     at_once = filled_cache(version, model, prompts, [17])
@@ -65,8 +43,8 @@ def test_k12_keys_and_values_step_by_step(version):
 
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-def test_k9_no_run_leaves_anything_behind(version):
-    """K9: generate(A), generate(B), generate(A): the first and the last are equal."""
+def test_no_run_leaves_anything_behind(version):
+    """generate(A), generate(B), generate(A): the first and the last are equal."""
     model = random_model(n_ctx=16)
     a, b = random_prompts([5, 5], seed=1), random_prompts([9, 9], seed=2)
     first = version.generate(model, a, 6)
@@ -111,29 +89,6 @@ def test_the_memory_of_a_cache(version, dtype):
 
 
 @every_version
-def test_no_step_copies_the_cache(version):
-    """A step takes a small part of the memory that a long cache takes, and writes into the array that was there."""
-    model = random_model(np.float32)
-    cache = version.new_cache(model, B=2, T_max=40_000)
-    later = version.n_slots(4)
-    blocks, untouched = cache["blocks"], cache["blocks"][0, 0, 0, 0, later:].copy()
-    call = version.params(model), model.n_head, cache
-    steps = {
-        "prefill": lambda: version.module.prefill(np.array([[1, 2, 3]] * 2), *call),
-        "decode": lambda: version.module.decode_one_token(np.array([4, 5]), *call),
-    }
-    for step in steps.values():
-        tracemalloc.start()
-        step()
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < blocks.nbytes / 50
-        assert cache["blocks"] is blocks
-    assert cache["length"] == 4
-    np.testing.assert_array_equal(blocks[0, 0, 0, 0, later:], untouched)
-
-
-@every_version
 def test_generate_takes_the_memory_of_its_cache_once(version, monkeypatch):
     """One cache for a whole generation, of just the size that this needs."""
     model = random_model(n_ctx=16)
@@ -147,50 +102,6 @@ def test_generate_takes_the_memory_of_its_cache_once(version, monkeypatch):
     version.generate(model, [[1, 2, 3], [4]], 6)
     assert len(caches) == 1
     assert caches[0]["blocks"].shape[-2] == version.n_slots(3 + 6)
-
-
-@every_version
-def test_generate_computes_logits_for_the_last_position_only(version, monkeypatch):
-    """The output layer is the one whose results are n_vocab wide; of a long prompt it sees one position."""
-    model = random_model(n_ctx=64)
-    linear, positions = version.module.linear, []
-
-    def recorded(x, w, *args, **kwargs):
-        if linear(x, w, *args, **kwargs).shape[-1] == model.n_vocab:
-            positions.append(x.shape[1])
-        return linear(x, w, *args, **kwargs)
-
-    monkeypatch.setattr(version.module, "linear", recorded)
-    version.generate(model, random_prompts([40, 3]), 5)
-    assert [n for n in positions if n > 0] == [1] * 5
-
-
-@every_version
-def test_generate_computes_no_key_or_value_twice(version, monkeypatch):
-    """Per layer: one pass over the prompt, then one token a step, none of them again."""
-    model = random_model(n_ctx=64, n_layer=2)
-    mha, widths = version.module.mha, []
-
-    def recorded(x, *args, **kwargs):
-        widths.append(x.shape[1])
-        return mha(x, *args, **kwargs)
-
-    monkeypatch.setattr(version.module, "mha", recorded)
-    version.generate(model, random_prompts([40, 3]), 5)
-    assert widths == [40, 40] + [1, 1] * 4
-
-
-@every_version
-def test_a_full_cache_refuses_more(version):
-    """And says so, before anything is written."""
-    model = random_model(n_ctx=80)
-    cache = version.new_cache(model, 1, 64)
-    version.module.gpt2(random_prompts([63]), **version.params(model), n_head=model.n_head, kv_cache=cache)
-    before = cache["blocks"].copy()
-    with pytest.raises(ValueError, match="holds 63 of 64"):
-        version.module.gpt2([[4, 5]], **version.params(model), n_head=model.n_head, kv_cache=cache)
-    np.testing.assert_array_equal(cache["blocks"], before)
-    assert cache["length"] == 63
 
 
 class Broken:
@@ -233,18 +144,15 @@ def broken_off(version, call, n, error):
 
 
 @every_version
-@pytest.mark.parametrize("step", ["gpt2", "prefill", "decode"])
-def test_k10_after_a_call_that_was_broken_off_the_same_call_is_right(version, step):
-    """K10: by MemoryError or Ctrl-C, at each step of the call: the cache is as if nothing had happened."""
+@pytest.mark.parametrize("step", ["gpt2", "prefill", pytest.param("decode", marks=pytest.mark.slow)])
+def test_after_a_call_that_was_broken_off_the_same_call_is_right(version, step):
+    """By MemoryError or Ctrl-C, at each step of the call: the cache is as if nothing had happened."""
     model = random_model(n_layer=1)
     params = version.params(model)
     input_ids, mask = version.module.left_pad(random_prompts([5, 2], seed=1))
     more, more_mask = version.module.left_pad(random_prompts([4, 3], seed=2))
-
-    def filled():
-        cache = version.new_cache(model, B=2, T_max=9)
-        version.module.prefill(input_ids, params, model.n_head, cache, mask)
-        return cache
+    before = version.new_cache(model, B=2, T_max=9)
+    version.module.prefill(input_ids, params, model.n_head, before, mask)
 
     def call(cache):
         known = {"n_head": model.n_head, "kv_cache": cache}
@@ -254,11 +162,11 @@ def test_k10_after_a_call_that_was_broken_off_the_same_call_is_right(version, st
             return version.module.prefill(more, params, attention_mask=more_mask, chunk=3, **known)
         return version.module.decode_one_token([3, 4], params, **known)
 
-    undisturbed = filled()
+    undisturbed = copy.deepcopy(before)
     expected = call(undisturbed)
-    for n in itertools.count(1):
-        cache = filled()
-        if not broken_off(version, functools.partial(call, cache), n, (MemoryError(), KeyboardInterrupt())[n % 2]):
+    for n in itertools.count(1, 1 if step == "gpt2" else 3):  # its steps are those of gpt2, twice
+        cache, error = copy.deepcopy(before), (MemoryError(), KeyboardInterrupt())[n % 2]
+        if not broken_off(version, functools.partial(call, cache), n, error):
             break
         assert cache["length"] == 5
         assert_same_bits(call(cache), expected)

@@ -1,19 +1,19 @@
-"""The command of each version, on the bundled model. Cases F1, F3, C1, C3, C4, T2, T5, T6 and T7 of the case book.
+"""The command of each version, on the bundled model.
 
 test_run.py tests what all commands have in common, utils.run, more closely.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import functools
 import io
 import json
 import sys
 
 import pytest
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import PADDING, V0, VERSIONS
 
 import utils
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)
@@ -69,8 +69,8 @@ TYPED = [
 
 
 @every_version
-def test_f1_prompts_arrive_as_typed(run, version, continuation):
-    """F1: fire alone would make a tuple of "Hello, world", an int of "1" and cut off "# comment"."""
+def test_prompts_arrive_as_typed(run, version, continuation):
+    """Fire alone would make a tuple of "Hello, world", an int of "1" and cut off "# comment"."""
     batches = [TYPED] if version.pads else [[prompt] for prompt in TYPED]
     for batch in batches:
         found = records(run(version, *batch, "--json", "--n_tokens_to_generate", "2"))
@@ -81,36 +81,34 @@ def test_f1_prompts_arrive_as_typed(run, version, continuation):
 
 
 @every_version
-def test_f1_after_two_dashes_everything_is_a_prompt(run, version, continuation):
+def test_after_two_dashes_everything_is_a_prompt(run, version, continuation):
     found = records(run(version, "--json", "--n_tokens_to_generate=2", "--", "--json is a flag"))
     assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
 
 
 @pytest.mark.parametrize("version", [v for v in VERSIONS if "prompts_file" in v.module.main.__kwdefaults__], ids=str)
-def test_f1_prompts_from_standard_input(run, version, monkeypatch, continuation):
-    """F1: a prompt that begins with -- can come from there too, in versions with --prompts_file."""
+def test_prompts_from_standard_input(run, version, monkeypatch, continuation):
+    """A prompt that begins with -- can come from there too, in versions with --prompts_file."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"--json is a flag\n"), encoding="utf-8"))
     found = records(run(version, "--prompts_file", "-", "--json", "--n_tokens_to_generate", "2"))
     assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
 
 
 @every_version
-def test_c3_an_empty_prompt_starts_from_endoftext(run, version, continuation):
-    """C3: in all versions."""
+def test_an_empty_prompt_starts_from_endoftext(run, version, continuation):
     assert run(version, "", "--n_tokens_to_generate", "4").stdout == continuation("", 4)[1] + "\n"
 
 
 @every_padding_version
-def test_c3_an_empty_prompt_disturbs_no_other(run, version, continuation):
-    """C3: in a batch."""
+def test_an_empty_prompt_disturbs_no_other(run, version, continuation):
     found = records(run(version, "One day", "", "There was a poor", "--json", "--n_tokens_to_generate", "4"))
     for prompt in ("One day", "", "There was a poor"):
         assert found[prompt]["ids"] == continuation(prompt, 4)[0]
 
 
 @every_version
-def test_t2_a_space_at_the_end_is_kept_and_gives_a_hint(run, version, continuation):
-    """T2: GPT-2's words begin with their space, so after one it goes on badly; but the prompt is what was typed."""
+def test_a_space_at_the_end_is_kept_and_gives_a_hint(run, version, continuation):
+    """GPT-2's words begin with their space, so after one it goes on badly; but the prompt is what was typed."""
     result = run(version, "Once upon ", "--n_tokens_to_generate", "3")
     assert result.stdout == continuation("Once upon ", 3)[1] + "\n"
     assert result.stderr.startswith("hint: ") and result.stderr.count("\n") == 1
@@ -137,8 +135,8 @@ def test_several_prompts_print_each_with_its_continuation(run, version, continua
 
 
 @every_version
-def test_t5_json_holds_plain_ids(run, version, continuation):
-    """T5: NumPy's integers would not pass json.dumps."""
+def test_json_holds_plain_ids(run, version, continuation):
+    """NumPy's integers would not pass json.dumps."""
     ids, text = continuation("Once", 5)
     record = records(run(version, "Once", "--json", "--n_tokens_to_generate", "5"))["Once"]
     assert (record["ids"], record["text"]) == (ids, text)
@@ -146,8 +144,8 @@ def test_t5_json_holds_plain_ids(run, version, continuation):
 
 
 @every_version
-def test_c4_zero_tokens(run, version):
-    """C4: an empty continuation."""
+def test_zero_tokens(run, version):
+    """An empty continuation."""
     assert run(version, "Once", "--n_tokens_to_generate", "0").stdout == "\n"
     assert records(run(version, "Once", "--json", "--n_tokens_to_generate", "0"))["Once"]["ids"] == []
 
@@ -165,14 +163,12 @@ def test_a_ragged_batch_prints_what_v0_writes_for_each_prompt(run, version, cont
 
 
 @every_version
-def test_f3_a_number_that_is_none(run, version):
-    """F3."""
+def test_a_number_that_is_none(run, version):
     assert_one_line(run(version, "Once", "--n_tokens_to_generate", "ten"), "--n_tokens_to_generate", "'ten'")
 
 
 @every_version
-def test_c1_a_prompt_that_is_too_long(run, version, tales):
-    """C1: on the command line."""
+def test_a_prompt_that_is_too_long(run, version, tales):
     n_ctx = tales[1]["n_ctx"]
     assert_one_line(run(version, "Once", "--n_tokens_to_generate", n_ctx), "prompt 0", n_ctx, "shorten the prompt")
 
@@ -194,8 +190,8 @@ def test_v1_names_the_file_for_different_lengths(run):
 
 
 @every_version
-def test_t6_t7_from_a_shell_offline_and_in_a_c_locale(version, continuation):
-    """T6, T7: the command as a user types it, all versions with the same text, where two things are traps.
+def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
+    """The command as a user types it, all versions with the same text, where two things are traps.
 
     A connection ends it: conftest.py puts tests/offline on PYTHONPATH. So does a file that is opened without saying
     that it is UTF-8 (as with `-X warn_default_encoding -W error::EncodingWarning`), which Python would not assume here.
@@ -209,7 +205,7 @@ def test_t6_t7_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     assert result.stdout == continuation("Once upon a time", 12)[1] + "\n"
 
 
-def test_f3_from_a_shell():
-    """F3: the exit status of the process."""
+def test_from_a_shell():
+    """The exit status of the process."""
     arguments = ("Once", "--n_tokens_to_generate", "ten")
     assert_one_line(command(*arguments, script="gpt2_v3_kvcache.py"), "--n_tokens_to_generate", "'ten'")

@@ -1,22 +1,10 @@
 """The commands of utils.py: inspect, tokenize, convert, download."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import re
 
 import numpy as np
 import pytest
-from model_files import (
-    CONFIG,
-    assert_one_line,
-    clean_environment,
-    command,
-    edge,
-    make_tensors,
-    safetensors_bytes,
-    write_folder,
-    write_gguf,
-)
+from model_files import CONFIG, assert_one_line, command, make_tensors, safetensors_bytes, write_folder, write_gguf
 from tiny import ROOT
 
 import utils
@@ -24,6 +12,8 @@ from gpt2_io.checkpoint import open_checkpoint
 from gpt2_io.npz import read_npz
 from gpt2_io.safetensors import read_safetensors
 from gpt2_io.tokenizer import load_encoder, merges_of
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
 """Downloads from a server that misbehaves: what arrives is whole and right, or nothing stands under the final name."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import contextlib
 import errno
 import hashlib
@@ -21,17 +19,7 @@ import pytest
 import requests
 import urllib3
 from fake_hub import FakeHub
-from model_files import (
-    CONFIG,
-    assert_one_line,
-    clean_environment,
-    command,
-    edge,
-    make_tensors,
-    make_vocab,
-    merges_txt,
-    safetensors_bytes,
-)
+from model_files import CONFIG, assert_one_line, command, make_tensors, make_vocab, merges_txt, safetensors_bytes
 from tiny import ROOT, VERSIONS
 from torch_files import torch_bytes
 
@@ -40,6 +28,8 @@ from gpt2_io.downloads import RETRY_PAUSES, fetch
 from gpt2_io.errors import UserError
 from gpt2_io.files import lock, locked, say_once
 from gpt2_io.hub import find_model, has_weights
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 WEIGHTS = "/org/name/resolve/main/model.safetensors"
 CONFIG_JSON = "/org/name/resolve/main/config.json"

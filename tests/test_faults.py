@@ -6,8 +6,6 @@ disk, and closed streams are in test_jobs.py, test_downloads.py, test_run.py and
 What a signal does: Ctrl-C (SIGINT) ends a command quietly with exit status 130. SIGTERM and SIGKILL end it as they end
 any program, with 128 + 15 and 128 + 9 in a shell. After each of them the same command, started again, does the rest.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import contextlib
 import errno
 import json
@@ -25,9 +23,6 @@ from fake_hub import FakeHub
 from model_files import (
     CONFIG,
     assert_one_line,
-    clean_environment,
-    command,
-    edge,
     make_tensors,
     make_vocab,
     merges_txt,
@@ -43,7 +38,10 @@ from gpt2_io.downloads import sha256_of
 from gpt2_io.hub import find_model, has_weights
 from gpt2_io.results import FIRST_LINE
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix")
+pytestmark = [
+    pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix"),
+    pytest.mark.usefixtures("clean_environment"),
+]
 
 # Runs commands as processes that have their imports behind them, so that signals come while they are at work. A line of
 # JSON asks for one; the answers are its process id and then its exit status, as subprocess would give it.

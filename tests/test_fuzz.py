@@ -3,13 +3,10 @@
 Inputs that once found a fault lie in tests/faults and are read again here. The long runs are slow: strategies of
 hypothesis, which know the form of each file, and ten thousand inputs of the tool's own.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import contextlib
 import io
 import itertools
 import json
-import os
 import random
 import signal
 import struct
@@ -18,19 +15,19 @@ import time
 import warnings
 import zipfile
 
+import fuzz
+import fuzz_targets
 import numpy as np
 import pytest
 import torch_files
-from model_files import CONFIG, MERGES, clean_environment, edge, make_tensors, make_vocab, merges_txt, write_folder
-from tiny import ROOT, random_model
+from model_files import CONFIG, MERGES, make_tensors, make_vocab, merges_txt, write_folder
+from tiny import random_model
 
 import jobs
 import utils
 from gpt2_io.safetensors import SAFETENSORS_DTYPES
 
-sys.path.insert(0, str(ROOT / "tools"))
-import fuzz  # noqa: E402
-import fuzz_targets  # noqa: E402
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture(autouse=True)

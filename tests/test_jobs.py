@@ -3,8 +3,6 @@
 Most tests run the commands in this process, with the bundled tokenizer and a tiny random model. The last part runs them
 as processes of their own, on the bundled model, and kills them.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import errno
 import gc
 import inspect
@@ -22,7 +20,7 @@ import time
 
 import numpy as np
 import pytest
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import ROOT, random_model
 
 import gpt2_v1_batching as v1
@@ -31,6 +29,8 @@ import jobs
 import utils
 from gpt2_io import files, prompts, results
 from gpt2_io.scoring import windows_of
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 PROMPTS = ["Once upon a time", "The fox", "A", "The king said to his daughter that", "There was", "An old man"]
 DRAWN = ("--temperature", "1", "--n_tokens_to_generate", "3", "--seed", "7")

@@ -1,25 +1,15 @@
 """GPT-2s as other code saves them: each layout gives the same model, or one line says what the file is."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 
 import numpy as np
 import pytest
-from model_files import (
-    CONFIG,
-    assert_one_line,
-    clean_environment,
-    edge,
-    make_tensors,
-    make_vocab,
-    merges_txt,
-    safetensors_bytes,
-    write_folder,
-)
+from model_files import CONFIG, assert_one_line, make_tensors, make_vocab, merges_txt, safetensors_bytes, write_folder
 from torch_files import torch_bytes
 
 import utils
 from gpt2_io.errors import UserError
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 LINEARS = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
 

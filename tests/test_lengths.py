@@ -17,8 +17,8 @@ def forbid_compute(version, monkeypatch):
 
 @every_version
 @pytest.mark.parametrize("length, n", [(9, 0), (9, 1), (8, 2), (3, 7), (1, 9), (1, 10**30)])
-def test_c1_too_long_is_refused_before_any_compute(version, length, n, monkeypatch):
-    """C1, K6: with n_ctx 8. The error states the prompt, its length, the tokens to generate and the limit."""
+def test_too_long_is_refused_before_any_compute(version, length, n, monkeypatch):
+    """With n_ctx 8. The error states the prompt, its length, the tokens to generate and the limit."""
     model = random_model(n_ctx=8)
     forbid_compute(version, monkeypatch)
     with pytest.raises(ValueError, match=rf"^prompt 0 has {length} tokens and {n} are to be generated.* n_ctx is 8\b"):
@@ -26,8 +26,8 @@ def test_c1_too_long_is_refused_before_any_compute(version, length, n, monkeypat
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.pads], ids=str)
-def test_c1_names_the_prompt_that_is_too_long(version, monkeypatch):
-    """C1: in a batch, the one that does not fit."""
+def test_names_the_prompt_that_is_too_long(version, monkeypatch):
+    """In a batch, the one that does not fit."""
     forbid_compute(version, monkeypatch)
     with pytest.raises(ValueError, match=r"^prompt 2 has 6 tokens and 4 are to be generated"):
         version.generate(random_model(n_ctx=8), random_prompts([5, 1, 6, 7]), 4)
@@ -35,8 +35,8 @@ def test_c1_names_the_prompt_that_is_too_long(version, monkeypatch):
 
 @every_version
 @pytest.mark.parametrize("length, n", [(8, 0), (8, 1), (7, 1), (7, 2), (3, 6), (1, 8)])
-def test_c2_as_long_as_the_limit_is_allowed(version, length, n):
-    """C2, K6, L4: the last new token is not fed in, so prompt and new tokens may be n_ctx + 1 in all."""
+def test_as_long_as_the_limit_is_allowed(version, length, n):
+    """The last new token is not fed in, so prompt and new tokens may be n_ctx + 1 in all."""
     model = random_model(n_ctx=8)
     ids = version.generate(model, random_prompts([length]), n)
     assert ids == V0.generate(model, random_prompts([length]), n)
@@ -44,8 +44,8 @@ def test_c2_as_long_as_the_limit_is_allowed(version, length, n):
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.pads], ids=str)
-def test_c2_pads_do_not_count(version):
-    """C2: each prompt of a batch has its own length, whatever the padded one is."""
+def test_pads_do_not_count(version):
+    """Each prompt of a batch has its own length, whatever the padded one is."""
     model = random_model(n_ctx=8)
     prompts = random_prompts([7, 1, 4])
     assert version.generate(model, prompts, 2) == V0.generate(model, prompts, 2)
@@ -83,19 +83,25 @@ def test_what_is_cached_counts_too(version):
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.caches], ids=str)
-def test_k12_more_than_the_cache_holds_is_refused_before_writing(version):
-    """K12: 70 tokens into a cache of 40, or what it is rounded up to, in chunks of 32: not after the first of them."""
+def test_more_than_the_cache_holds_is_refused_before_writing(version):
+    """70 tokens into a cache of 40, or what it is rounded up to, in chunks of 32: not after the first of them."""
     model = random_model(n_ctx=80)
-    cache = version.new_cache(model, B=1, T_max=40)
-    before = cache["blocks"].copy()
-    with pytest.raises(ValueError, match=f"^kv_cache holds 0 of {version.n_slots(40)} tokens: no room for 70 more$"):
-        version.module.prefill(random_prompts([70]), version.params(model), model.n_head, cache, chunk=32)
-    np.testing.assert_array_equal(cache["blocks"], before)
+    call = {"n_head": model.n_head, "kv_cache": version.new_cache(model, B=1, T_max=40)}
+    before, n_slots = call["kv_cache"]["blocks"].copy(), version.n_slots(40)
+    with pytest.raises(ValueError, match=f"^kv_cache holds 0 of {n_slots} tokens: no room for 70 more$"):
+        version.module.prefill(random_prompts([70]), version.params(model), **call, chunk=32)
+    np.testing.assert_array_equal(call["kv_cache"]["blocks"], before)
+    version.module.gpt2(random_prompts([n_slots - 1]), **version.params(model), **call)
+    before = call["kv_cache"]["blocks"].copy()
+    with pytest.raises(ValueError, match=f"holds {n_slots - 1} of {n_slots}"):
+        version.module.gpt2([[4, 5]], **version.params(model), **call)
+    np.testing.assert_array_equal(call["kv_cache"]["blocks"], before)
+    assert call["kv_cache"]["length"] == n_slots - 1
 
 
 @every_version
-def test_c3_a_prompt_without_ids_is_refused_with_advice(version):
-    """C3: what to do is to start from <|endoftext|>; the command line does it by itself (test_command_line.py)."""
+def test_a_prompt_without_ids_is_refused_with_advice(version):
+    """What to do is to start from <|endoftext|>; the command line does it by itself (test_command_line.py)."""
     words = r"prompt 0 has no tokens; start from the <\|endoftext\|> token"
     with pytest.raises(ValueError, match=f"^{words}$" if version.pads else "^input_ids must be .* not empty"):
         version.generate(random_model(), [[]], 3)
@@ -103,8 +109,8 @@ def test_c3_a_prompt_without_ids_is_refused_with_advice(version):
 
 @every_version
 @pytest.mark.parametrize("prompts", [[[1, 2, 3]], [[1, 2], [3, 4]]], ids=str)
-def test_c4_zero_tokens_to_generate(version, prompts):
-    """C4: nothing comes back, once per prompt: [-0:] would be the prompt."""
+def test_zero_tokens_to_generate(version, prompts):
+    """Nothing comes back, once per prompt: [-0:] would be the prompt."""
     assert version.generate(random_model(), prompts, 0) == [[] for _ in prompts]
 
 
@@ -116,8 +122,8 @@ def test_less_than_zero_tokens_to_generate(version, monkeypatch):
 
 
 @every_version
-def test_k7_ids_are_plain_ints_of_the_vocabulary(version):
-    """K7, T5: argmax over the last position of one row gives an id below n_vocab; over all of them, it would not."""
+def test_ids_are_plain_ints_of_the_vocabulary(version):
+    """Argmax over the last position of one row gives an id below n_vocab; over all of them, it would not."""
     model = random_model()
     ids = version.generate(model, random_prompts([33, 33, 33]), 6)
     assert len(ids) == 3

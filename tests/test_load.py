@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from tiny import ROOT, random_model
 
-sys.path.insert(0, str(ROOT / "tools"))
-
 
 @pytest.mark.slow
 def test_60_ragged_prompts(tmp_path):

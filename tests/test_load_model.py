@@ -1,30 +1,19 @@
 """Names, folders, formats and configs: what is given loads, or one line says why it cannot."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import shutil
 import sys
 
 import numpy as np
 import pytest
-from model_files import (
-    CONFIG,
-    assert_one_line,
-    clean_environment,
-    command,
-    edge,
-    greedy,
-    logits_of,
-    make_tensors,
-    write_folder,
-    write_gguf,
-)
+from model_files import CONFIG, assert_one_line, command, greedy, logits_of, make_tensors, write_folder, write_gguf
 from tiny import ROOT, VERSIONS
 from torch_files import torch_bytes
 
 import utils
 from gpt2_io.checkpoint import expected_shapes
 from gpt2_io.hub import HUB, find_model
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 IDS = [1, 4, 7, 2, 260]
 

@@ -2,6 +2,7 @@
 
 Counted are the products that NumPy hands to BLAS, their multiplications, and the bytes of new arrays.
 """
+import functools
 import math
 import tracemalloc
 
@@ -193,32 +194,35 @@ def peak_bytes(function):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("B", [1, 4])
 @pytest.mark.parametrize("version", CACHING, ids=str)
-def test_a_decode_step_copies_no_part_of_the_cache(version, B):
+def test_no_step_copies_a_part_of_the_cache(version):
     """A copy of one layer's keys would already be more than all new arrays of a step."""
-    model = random_model(np.float32, n_vocab=50, n_ctx=2000, n_embd=128, n_head=2)
-    cache = after_prompt(version, model, B, T=1500, T_max=1600)
-    step = decode_step(version, model, cache, B)
+    model = random_model(np.float32, n_vocab=50, n_ctx=700, n_embd=128, n_head=2, n_layer=1)
+    cache = after_prompt(version, model, 2, T=600, T_max=650)
+    keys = cache["blocks"].nbytes / 2
+    step = decode_step(version, model, cache, 2)
     step()  # whatever is allocated only once
-    keys_of_a_layer = B * 1500 * 128 * 4
-    assert peak_bytes(step) < keys_of_a_layer
+    assert peak_bytes(step) < keys
+    large = version.new_cache(model, B=2, T_max=20_000)
+    ids = np.array([[1, 2, 3]] * 2)
+    prefill = functools.partial(version.module.prefill, ids, version.params(model), model.n_head, large)
+    assert peak_bytes(prefill) < large["blocks"].nbytes / 2 / 20
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)
 def test_what_a_decode_step_allocates_grows_by_scores_alone(version):
-    model = random_model(np.float32, n_vocab=50, n_ctx=2000, n_embd=128, n_head=2)
+    model = random_model(np.float32, n_vocab=50, n_ctx=1000, n_embd=128, n_head=2, n_layer=1)
     peaks = {}
-    for n_past in (100, 1500):
-        cache = after_prompt(version, model, 2, n_past, T_max=1600)
+    for n_past in (100, 800):
+        cache = after_prompt(version, model, 2, n_past, T_max=900)
         step = decode_step(version, model, cache, 2)
         step()
         peaks[n_past] = peak_bytes(step)
-    scores = 2 * 2 * (1500 - 100) * 4  # of 2 rows and 2 heads
+    scores = 2 * 2 * (800 - 100) * 4  # of 2 rows and 2 heads
     if version.has_one_shape:
         scores *= 8  # blocks of 8 queries
-    masks = 2 * (1500 - 100) * 8 * 4  # as integers, positions, booleans and numbers
-    assert peaks[1500] - peaks[100] < 4 * scores + masks
+    masks = 2 * (800 - 100) * 8 * 4  # as integers, positions, booleans and numbers
+    assert peaks[800] - peaks[100] < 4 * scores + masks
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)
@@ -231,15 +235,6 @@ def test_the_cache_stays_where_it_is_and_what_it_holds_is_not_written_again(vers
     changed = np.any((array != before) & ~(np.isnan(array) & np.isnan(before)), axis=(0, 1, 2, 3, 5))
     assert np.flatnonzero(changed).tolist() == [20]
     assert cache["length"] == 21
-
-
-@pytest.mark.parametrize("B", [1, 4])
-@pytest.mark.parametrize("version", CACHING, ids=str)
-def test_generation_has_no_logits_for_all_positions(version, B):
-    model = random_model(np.float32, n_vocab=20_000, n_ctx=200)
-    prompts = [list(range(150))] * B
-    logits_of_all_positions = B * 150 * 20_000 * 4
-    assert peak_bytes(lambda: version.generate(model, prompts, 3)) < logits_of_all_positions / 4
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)

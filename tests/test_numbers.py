@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 from chances import chances
+from examples import check_examples
 from tiny import CACHING, PADDING, V0, VERSIONS, assert_same_bits, random_model, random_prompts
 
 import gpt2_v4_sampling as v4
@@ -13,19 +14,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra, pytest.mark.filterwarnings("e
 N_EXAMPLES = 150
 FLOAT16 = (6e-8, 65504.0)  # its smallest and its largest number
 DENORMAL = float(np.finfo(np.float32).smallest_subnormal)
-
-
-def check_examples(check, n=N_EXAMPLES):
-    """Run check(draw, st) on n examples of hypothesis, the same ones each time. draw takes a strategy of st."""
-    import hypothesis
-    from hypothesis import strategies as st
-
-    @hypothesis.settings(max_examples=n, deadline=None, derandomize=True, database=None)
-    @hypothesis.given(st.data())
-    def check_one(data):
-        check(data.draw, st)
-
-    check_one()
 
 
 def any_model(draw, st):
@@ -54,7 +42,7 @@ def test_any_batch_has_the_bits_of_each_prompt_alone(version):
         prompts = random_prompts(lengths, model.n_vocab, seed=draw(st.integers(0, 99)))
         assert_same_bits(version.logits(model, prompts), V0.logits(model, prompts))
 
-    check_examples(check)
+    check_examples(check, N_EXAMPLES)
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)
@@ -67,7 +55,7 @@ def test_any_pieces_through_a_cache_have_the_bits_of_the_whole(version):
         logits = version.cached_logits(model, prompts, pieces, spare=draw(st.integers(0, 9)))
         assert_same_bits(logits, V0.logits(model, prompts))
 
-    check_examples(check)
+    check_examples(check, N_EXAMPLES)
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)
@@ -81,7 +69,7 @@ def test_any_chunks_of_a_prefill_have_the_bits_of_the_whole(version):
         logits = version.module.prefill(input_ids, version.params(model), model.n_head, cache, mask, chunk)
         assert_same_bits(list(logits), [rows[-1] for rows in V0.logits(model, prompts)])
 
-    check_examples(check)
+    check_examples(check, N_EXAMPLES)
 
 
 @pytest.mark.parametrize("version", PADDING, ids=str)

@@ -1,4 +1,4 @@
-"""Case T6: the tests themselves run without a network. test_command_line.py uses the same guard for the commands."""
+"""The tests themselves run without a network. test_command_line.py uses the same guard for the commands."""
 import os
 import socket
 import subprocess

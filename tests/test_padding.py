@@ -1,9 +1,12 @@
-"""Prompts of different lengths in one batch: padding, mask and positions. Cases P1 to P12 of the case book."""
+"""Prompts of different lengths in one batch: padding, mask and positions.
+
+That each prompt has the bits that it has alone is in test_equivalence.py.
+"""
 import warnings
 
 import numpy as np
 import pytest
-from tiny import PADDING, V0, assert_same_bits, position_model, random_model, random_prompts, real_rows
+from tiny import PADDING, V0, assert_same_bits, position_model, random_model, real_rows
 
 every_version = pytest.mark.parametrize("version", PADDING, ids=str)
 
@@ -11,16 +14,8 @@ PROMPTS = [[1, 4, 7, 2], [3], [5, 6]]
 
 
 @every_version
-def test_p1_last_logits_of_a_padded_batch(version):
-    """P1: a short prompt's last logits are those that it has alone."""
-    model = random_model(n_ctx=8)
-    last = [logits[-1] for logits in version.logits(model, PROMPTS)]
-    assert_same_bits(last, [logits[-1] for logits in V0.logits(model, PROMPTS)])
-
-
-@every_version
-def test_p2_positions_count_real_tokens(version):
-    """P2: mask [[0, 0, 1, 1]] gives positions [[0, 0, 0, 1]]; here each best id is its token's position."""
+def test_positions_count_real_tokens(version):
+    """Mask [[0, 0, 1, 1]] gives positions [[0, 0, 0, 1]]; here each best id is its token's position."""
     model = position_model()
     mask = np.array([[0, 0, 1, 1]])
     call = {**version.params(model), "n_head": model.n_head, "attention_mask": mask}
@@ -29,23 +24,15 @@ def test_p2_positions_count_real_tokens(version):
 
 
 @every_version
-def test_p5_each_row_has_its_own_position_when_decoding(version):
-    """P5: prompts of 1 and 5 tokens go on at positions 1 and 5, not both at 5."""
+def test_each_row_has_its_own_position_when_decoding(version):
+    """Prompts of 1 and 5 tokens go on at positions 1 and 5, not both at 5."""
     assert version.generate(position_model(), [[3], [1, 2, 3, 4, 5]], 3) == [[0, 1, 2], [4, 5, 6]]
 
 
 @every_version
-def test_p7_greedy_ids_of_four_rows(version):
-    """P7: lengths 1 to 5, ten steps: the ids of single runs."""
-    model = random_model(n_ctx=16)
-    prompts = random_prompts([1, 5, 2, 4])
-    assert version.generate(model, prompts, 10) == V0.generate(model, prompts, 10)
-
-
-@every_version
 @pytest.mark.parametrize("dtype", [np.float32, np.longdouble], ids=["float32", "longdouble"])
-def test_p10_a_row_without_a_visible_key(version, dtype):
-    """P10: all keys masked: no NaN, no warning, and nothing changes for the other row."""
+def test_a_row_without_a_visible_key(version, dtype):
+    """All keys masked: no NaN, no warning, and nothing changes for the other row."""
     model = random_model(dtype)
     ids = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
     mask = np.array([[0, 0, 0, 0], [1, 1, 1, 1]])
@@ -58,8 +45,8 @@ def test_p10_a_row_without_a_visible_key(version, dtype):
 
 
 @every_version
-def test_p12_pads_stand_on_the_left(version):
-    """P12: the last column is a real token in every row."""
+def test_pads_stand_on_the_left(version):
+    """The last column is a real token in every row."""
     input_ids, mask = version.module.left_pad(PROMPTS)
     assert input_ids.tolist() == [[1, 4, 7, 2], [0, 0, 0, 3], [0, 0, 5, 6]]
     assert mask.tolist() == [[1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 1, 1]]

@@ -1,19 +1,19 @@
 """PyTorch's files: tensors come out as they went in, and of what else is in them nothing is ever run."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import pickle
 import sys
 import zipfile
 
 import numpy as np
 import pytest
-from model_files import CONFIG, clean_environment, edge, logits_of, make_tensors, write_folder
+from model_files import logits_of, make_tensors, write_folder
 from tiny import VERSIONS
 from torch_files import Raw, call, named, steps_of, storage, tensor, torch_bytes, zip_of
 
 import utils
 from gpt2_io.errors import UserError
 from gpt2_io.pickles import read_torch
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture

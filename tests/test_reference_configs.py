@@ -1,20 +1,17 @@
 """Random GPT2Configs, saved in the ways that transformers and torch offer: right in all versions, or refused."""
-
-# ruff: noqa: F401, F811 (fixtures come from elsewhere)
 import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from model_files import clean_environment
-from test_reference_models import ours, torch, transformers
+from test_reference_models import ours
 from tiny import VERSIONS
 
 import utils
 from gpt2_io.checkpoint import GELU_NAMES
 from gpt2_io.errors import UserError
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("clean_environment")]
 CLASSES = ("LMHeadModel", "Model", "DoubleHeadsModel", "ForSequenceClassification", "ForTokenClassification",
            "ForQuestionAnswering")  # fmt: skip
 WITH_LM_HEAD = ("LMHeadModel", "DoubleHeadsModel")

@@ -2,22 +2,19 @@
 
 They are imported in fixtures, so that a plain `pytest` does not need them, and without them these tests fail.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from model_files import clean_environment, edge
-from test_tokenizer import encoder_of, gpt2_files, random_strings, tales_files
+from test_tokenizer import encoder_of, random_strings
 from tiny import ROOT, VERSIONS
 
 import utils
 from gpt2_io.checkpoint import GELU_NAMES
 from gpt2_io.safetensors import read_safetensors, write_safetensors
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("clean_environment")]
 
 # Odd shapes and every feature of a config that is honoured.
 CONFIGS = {
@@ -37,23 +34,6 @@ CONFIGS = {
     "neither way": {"scale_attn_weights": False, "scale_attn_by_inverse_layer_idx": True},
     **{name: {"activation_function": name} for name in GELU_NAMES},
 }
-
-
-@pytest.fixture(scope="module")
-def torch():
-    import torch
-
-    torch.set_num_threads(1)
-    return torch
-
-
-@pytest.fixture(scope="module")
-def transformers():
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
 """The edge of every command, utils.run: arguments as typed, and one line for each mistake."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import ast
 import inspect
 import json
@@ -12,10 +10,12 @@ import time
 
 import numpy as np
 import pytest
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import ROOT, VERSIONS
 
 import utils
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 SCRIPT = """
 import sys

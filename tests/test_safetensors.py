@@ -1,6 +1,4 @@
 """The safetensors reader and writer: what is in a file comes out, and a spoilt file is refused at once, by name."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 import struct
 import time
@@ -8,10 +6,12 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from model_files import CONFIG, clean_environment, make_tensors, safetensors_bytes, write_folder, write_huge_folder
+from model_files import CONFIG, make_tensors, safetensors_bytes, write_folder, write_huge_folder
 
 import utils
 from gpt2_io.safetensors import read_safetensors, write_safetensors
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 def write(path, data):

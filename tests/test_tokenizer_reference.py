@@ -2,8 +2,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from examples import check_examples
 from model_files import byte_characters, make_vocab, tokenizer_json, write_folder
 from test_tokenizer import encoder_of
 
@@ -16,12 +15,11 @@ FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 # What is easily taken for a blank, a letter, a number or a part of a word, and is none, or is one after all.
 ODD = " \t\n\x0b\x1c\x1f\x85\xa0\u1680\u180e\u2003\u200b\u200c\u200d\u2028\u2060\u3000\ufeff"
 ODD += "_‿ªⅣ²½٣ǅʰー𝟙Ⓐ🄰🅐🤗\u0301\u0903\u20dd©'’s"
-characters = st.one_of(st.sampled_from("ab '1é"), st.sampled_from(ODD), st.characters(exclude_categories=["Cs"]))
 
 
-@st.composite
-def tokenizers_and_texts(draw, n_texts):
-    """(tokenizer.json as a dict, list of texts)"""
+def tokenizer_and_texts(draw, st, n_texts):
+    """-> tokenizer.json as a dict, list of texts."""
+    characters = st.one_of(st.sampled_from("ab '1é"), st.sampled_from(ODD), st.characters(exclude_categories=["Cs"]))
     tokens, merges = list(draw(st.sampled_from([SMALL, "ab", "abc"]))), []
     is_learnt = draw(st.booleans())  # as training makes them: each merge makes a new token
     for _ in range(draw(st.integers(0, 25))):
@@ -86,18 +84,14 @@ def compare(tokenizer, texts):
 
 
 @pytest.mark.reference
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(tokenizers_and_texts(n_texts=4))
-def test_ids_of_any_vocabulary_equal_those_of_the_tokenizers_package(case):
-    compare(*case)
+def test_ids_of_any_vocabulary_equal_those_of_the_tokenizers_package():
+    check_examples(lambda draw, st: compare(*tokenizer_and_texts(draw, st, n_texts=4)), 300)
 
 
 @pytest.mark.slow
 @pytest.mark.reference
-@settings(max_examples=2500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(tokenizers_and_texts(n_texts=40))
-def test_a_hundred_thousand_texts(case):
-    compare(*case)
+def test_a_hundred_thousand_texts():
+    check_examples(lambda draw, st: compare(*tokenizer_and_texts(draw, st, n_texts=40)), 2500, derandomize=False)
 
 
 MASK = {"content": "<m>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}

@@ -31,21 +31,17 @@ class Version:
         # From v5 on, weights are in tiles and all calls of BLAS have one shape, so they are others than before; and a
         # key's slot in the cache is its position and not its column.
         self.has_one_shape = hasattr(self.module, "tile_params")
+        self.tiled = []  # (params of a model, the same in tiles)
 
     def params(self, model):
-        """The model's params in the form that the version takes."""
+        """The model's params in the form that the version takes, made once for each of the last few models."""
         if not self.has_one_shape:
             return model.params
-        kind = type(model.params["wte"])  # tiles are new arrays: if those of the model count their products, these do
-
-        def of_kind(tree):
-            if isinstance(tree, dict):
-                return {key: of_kind(value) for key, value in tree.items()}
-            if isinstance(tree, list):
-                return [of_kind(value) for value in tree]
-            return tree.view(kind) if isinstance(tree, np.ndarray) else tree
-
-        return of_kind(self.module.tile_params(model.params))
+        known = [tiled for params, tiled in self.tiled if params is model.params]
+        if not known:
+            known = [like(self.module.tile_params(model.params), model.params["wte"])]
+            self.tiled = [(model.params, known[0]), *self.tiled[:7]]
+        return known[0]
 
     def weight(self, w):
         """A weight [n_in, n_out] in the form that `linear` takes."""
@@ -109,6 +105,19 @@ class Version:
 
     def __repr__(self):
         return self.name
+
+
+def like(tree, array):
+    """New arrays in dicts and lists -> the same, of the array's class, which may count, and as read-only as it is."""
+    if isinstance(tree, dict):
+        return {key: like(value, array) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [like(value, array) for value in tree]
+    if not isinstance(tree, np.ndarray):
+        return tree
+    tree = tree.view(type(array))
+    tree.flags.writeable = array.flags.writeable
+    return tree
 
 
 def real_rows(array, prompts):
