@@ -532,7 +532,7 @@ CHANGES = [
     ("seed", "8"), ("n_tokens_to_generate", "4"), ("n_samples", "2"), ("stop", "x"), ("ignore_eos", "True"),
     ("logprobs", "True"),
 ]  # fmt: skip
-NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate"}  # or by effect
+NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate"}
 
 
 def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch):

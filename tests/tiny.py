@@ -116,7 +116,7 @@ def like(tree, array):
     if not isinstance(tree, np.ndarray):
         return tree
     tree = tree.view(type(array))
-    tree.flags.writeable = array.flags.writeable
+    tree.flags.writeable = tree.flags.writeable and array.flags.writeable
     return tree
 
 
