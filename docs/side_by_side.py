@@ -28,8 +28,7 @@ def groups_of(rows, same=3):
     same: so many equal lines, or more, between two changes part them.
     """
     groups, quiet = [[]], 0
-    first = next(i for i, row in enumerate(rows) if row[3].strip())  # blank lines in front tell nothing
-    for row in rows[first:]:
+    for row in rows:
         if row[0] != " " and quiet >= same and any(sign != " " for sign, *_ in groups[-1]):
             groups.append([])
         quiet = 0 if row[0] != " " else quiet + 1
@@ -49,7 +48,7 @@ def place(items, groups):
         names = re.findall(r"`([^`\n]+)`", item)
         first = re.match(r"(?:- )?(?:In )?`(\w+)`", item)
         scores = [
-            sum(bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) for name in names)
+            sum(name != function and bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) for name in names)
             + 100 * bool(first and first.group(1) == function)
             for function, text in groups
         ]
@@ -91,16 +90,19 @@ def diff_page(version, before):
     """-> Markdown's HTML of a diff, and its changes for which the page has no words."""
     texts = {"-": read(diffs.VERSIONS[before]), "+": read(diffs.VERSIONS[version])}
     colored = {side: highlight(text, "python").splitlines() for side, text in texts.items()}
-    at, functions, label, documented = {"-": 0, "+": 0}, {}, None, set()
+    at, functions, label, begun, explained = {"-": 0, "+": 0}, {}, None, set(), set()
     for sign, name, line in diffs.diff_lines(before, version):
         for side in "-+":
             at[side] += sign in (" ", side)
         label = name or label  # a docstring belongs to the function above it
         side = "-" if sign == "-" else "+"
-        functions.setdefault(label, []).append((sign, at["-"], at["+"], colored[side][at[side] - 1]))
-        if sign != " " and name and line.strip():
-            documented.add(name)  # more than its docstring changes
+        if line.strip() or (label, sign) in begun:  # blank lines in front of a function tell nothing
+            begun |= {(label, sign), (label, "-"), (label, "+")} if sign == " " else {(label, sign)}
+            functions.setdefault(label, []).append((sign, at["-"], at["+"], colored[side][at[side] - 1]))
+        if sign != " " and name and line.strip():  # more than its docstring changes
+            explained.add(name)
 
+    functions = dict(sorted(functions.items(), key=lambda item: max(row[2] for row in item[1])))  # as in the new file
     groups = {name: groups_of(rows) for name, rows in functions.items() if any(sign != " " for sign, *_ in rows)}
     words = {name: [[] for _ in mine] for name, mine in groups.items()}
     for names, items in explanations(version, before):
@@ -122,7 +124,7 @@ def diff_page(version, before):
             continue
         body.append(f'<section id="{name}"><h2><code>{name}</code></h2>')
         note = {"docstring": "What the file says about itself.", "imports": "What the file needs."}.get(name)
-        note = note or ("" if name in documented else "Only its docstring changes.")
+        note = note or ("" if name in explained else "Only its docstring changes.")
         joined = []  # a change without words of its own stands beside those of the one before it, or after
         for group, mine in zip(groups[name], words[name]):
             if joined and (not mine or not joined[-1][1]):
