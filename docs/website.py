@@ -40,7 +40,7 @@ def address(path):
         return f"diff_{path.stem}.html"
     if path.parent == PurePosixPath("docs") and path.suffix == ".md":
         return f"{path.stem}.html"
-    return f"files/{path}.html"
+    return f"files/{path}" if path.suffix == ".ipynb" else f"files/{path}.html"
 
 
 def with_addresses(body, path, linked):
@@ -94,7 +94,7 @@ def make_site():
     files = {}
     for target in sorted(linked):
         path, name = ROOT / target, address(target)
-        if path.suffix in (".svg", ".png"):
+        if path.suffix in (".svg", ".png", ".ipynb"):
             files[name] = path.read_bytes()
         elif name not in bodies and path.exists():
             text = "\n".join(sorted(p.name for p in path.iterdir())) if path.is_dir() else read(path)

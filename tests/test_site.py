@@ -106,6 +106,21 @@ def test_links_resolve(site):
         assert lost == [f"site/x.html: {target} leads nowhere"]
 
 
+def test_the_check_of_the_pages_looks_at_the_site():
+    pytest.importorskip("markdown_it")
+    shell = build.Shell()
+    try:
+        path = shell.root / "docs" / "glossary.md"
+        path.write_text(path.read_text(encoding="utf-8") + "\n[x](v0.md#nowhere)\n", encoding="utf-8")
+        status, output = shell.run("python docs/build.py --check")
+        assert status == 1 and "site/glossary.html: v0.html#nowhere leads nowhere" in output
+        path.write_text(path.read_text(encoding="utf-8").replace("v0.md#nowhere", "v0.md"), encoding="utf-8")
+        status, output = shell.run("python docs/build.py --site")
+        assert status == 0 and (shell.root / "site" / "index.html").exists() and output.strip().endswith("index.html")
+    finally:
+        shell.close()
+
+
 def test_nothing_comes_from_the_network(site):
     for path in site.rglob("*"):
         if path.suffix in (".html", ".css", ".js"):
