@@ -1,7 +1,8 @@
 """Regenerates what the pages show: diffs, outputs of code and commands, tables, and the data of the pictures.
 
-    python docs/build.py             # rewrite README.md, docs/*.md, docs/diffs and docs/pictures
+    python docs/build.py             # rewrite README.md, docs/*.md, docs/diffs, docs/pictures and docs/series.ipynb
     python docs/build.py --check     # write nothing; list what is out of date and end with status 1
+    python docs/build.py --site      # write the pages as a site into site/, see website.py; open site/index.html
     python docs/build.py --measure   # time the versions and try three BLAS kernels first: minutes, on an idle machine
 
 Between `<!-- build: WHAT -->` and `<!-- end -->` of a page stands what this file writes there. WHAT is one of:
@@ -19,6 +20,7 @@ drawing changed.
 """
 import contextlib
 import hashlib
+import importlib.util
 import inspect
 import io
 import json
@@ -42,9 +44,11 @@ import bench  # noqa: E402
 import diffs  # noqa: E402
 import drawing  # noqa: E402
 import measure as measuring  # noqa: E402
+import notebook  # noqa: E402
 import pictures  # noqa: E402
 import utils  # noqa: E402
 import versions  # noqa: E402
+from blocks import BLOCK, first_fence, pages  # noqa: E402
 from diffs import fence, read  # noqa: E402
 from shell import Shell  # noqa: E402
 
@@ -52,11 +56,6 @@ from shell import Shell  # noqa: E402
 def write(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8", newline="\n")
-
-
-def pages():
-    """README.md and docs/*.md."""
-    return [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 
 
 # ---------------------------------------------------------------- what counts as equal
@@ -100,14 +99,6 @@ def first_difference(old, new):
 
 
 # ---------------------------------------------------------------- blocks of a page
-
-
-def first_fence(body, language):
-    """The code that stands by hand in a block."""
-    match = re.match(rf"(?s)```{language}\n(.*?)```\n", body)
-    if not match:
-        raise utils.UserError(f"a block of this kind begins with ```{language}")
-    return match.group(1)
 
 
 class Session:
@@ -174,9 +165,6 @@ def versions_table():
         before = path
     header = ["file", "idea, and its page", "lines", "diff", "adds", "speed, 1 prompt", "speed, 8 prompts"]
     return table(header, rows)
-
-
-BLOCK = re.compile(r"(<!-- build: (.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def kinds_of_blocks(shell):
@@ -270,6 +258,7 @@ def build(check=False):
         wanted = {**diffs.diff_files(), **{path: rebuild(path, shell, problems) for path in pages()}}
     finally:
         shell.close()
+    wanted[notebook.PATH] = notebook.notebook({path.stem: text for path, text in wanted.items()})
     for path, text in wanted.items():
         old = read(path) if path.exists() else ""
         if old != text and check:
@@ -280,16 +269,26 @@ def build(check=False):
         if path not in wanted:
             problems.append(f"{path.relative_to(ROOT)}: of no version that there is")
     build_pictures(check, problems)
+    if check and importlib.util.find_spec("markdown_it"):
+        import website  # it needs the packages of the extra "site"
+
+        problems += website.problems()
     return problems
 
 
-def main(check=False, measure=False):
+def main(check=False, measure=False, site=False):
     """Regenerate what the pages show.
 
     Args:
         check: write nothing, list what is out of date, and end with status 1 if anything is.
         measure: time the versions and try three BLAS kernels first.
+        site: write the pages, as they are, as a site into the folder site.
     """
+    if site:
+        import website
+
+        print(f"{website.write_site(ROOT / 'site') / 'index.html'}")
+        return
     if measure:
         measuring.measure_all()
     problems = build(check)

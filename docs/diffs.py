@@ -69,8 +69,8 @@ def label_lines(path):
     return labels
 
 
-def diff_rows(old, new):
-    """Two versions as one list of (sign " ", "-" or "+", label, line), without the docstrings of functions."""
+def diff_lines(old, new):
+    """Two versions as one list of (sign " ", "-" or "+", label as of label_lines, line)."""
     old, new = VERSIONS[old], VERSIONS[new]
     lines = git_diff(old, new, f"-U{10**6}").split("\n@@", 1)[1].splitlines()[1:]
     labels = {"-": iter(label_lines(old)), "+": iter(label_lines(new))}
@@ -79,7 +79,12 @@ def diff_rows(old, new):
         sign = line[0]
         found = [next(labels[side]) for side in "-+" if sign in (" ", side)]
         rows.append((sign, found[-1], line[1:]))
-    return [row for row in rows if row[1] is not None]
+    return rows
+
+
+def diff_rows(old, new):
+    """As diff_lines, without the docstrings of functions."""
+    return [row for row in diff_lines(old, new) if row[1] is not None]
 
 
 def hunks_of(rows, name):

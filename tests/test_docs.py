@@ -75,10 +75,11 @@ def test_data_of_pictures_is_compared_with_room_for_rounding():
     [
         (
             "gpt2_v3_kvcache.py", "T of the T_max slots", "T slots",
-            ["docs/v3.md: line", "diffs/v3.diff", "diffs/v4.diff", "README.md: line"],
+            ["docs/v3.md: line", "diffs/v3.diff", "diffs/v4.diff", "README.md: line", "docs/series.ipynb: line"],
         ),
         ("docs/v2.md", "[[-1 -1  0  1]]", "[[-1 -1  0  2]]", ["docs/v2.md: line"]),
         ("docs/v0.md", "scores, 'at' [-14.02", "scores, 'at' [-14.22", ["docs/v0.md: line"]),
+        ("docs/series.ipynb", "k of ' m'    [ 0.89", "k of ' m'    [ 0.99", ["docs/series.ipynb: line"]),
         ("README.md", "| batch inference |", "| batches |", ["README.md: line"]),
         ("docs/pictures/v2_ragged.json", '"pad"', '"pads"', ["docs/pictures/v2_ragged.json"]),
         ("docs/pictures/v4_distribution.svg", "drawn-from", "drawn by", ["docs/pictures/v4_distribution.svg"]),
