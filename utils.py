@@ -31,12 +31,15 @@ from gpt2_io.prompts import read_prompts
 from gpt2_io.results import check_output, complete_prompts
 from gpt2_io.safetensors import write_safetensors
 from gpt2_io.settings import (
+    check_cache_rows,
     check_ids,
     check_inputs,
     check_kv_cache,
     check_lengths,
+    check_limits,
     check_logits,
     check_mask,
+    check_places,
     check_prompts,
     check_settings,
     check_weights,
