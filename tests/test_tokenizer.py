@@ -148,13 +148,14 @@ LISTS_OF_MERGES = {
 
 @pytest.mark.parametrize("name", LISTS_OF_MERGES)
 @pytest.mark.parametrize("in_order", [True, False])
-def test_any_list_of_merges_on_all_short_words(name, in_order):
+@pytest.mark.parametrize("longest", [5, pytest.param(7, marks=pytest.mark.slow)])
+def test_any_list_of_merges_on_all_short_words(name, in_order, longest):
     merges = [tuple(merge.split()) for merge in LISTS_OF_MERGES[name]]
     made = list(dict.fromkeys(left + right for left, right in merges))
     tokens = [*byte_characters().values(), *made]
     vocab = dict(zip(tokens if in_order else tokens[::-1], range(len(tokens))))
     encoder = small(vocab, merges)
-    for n in range(1, 8):
+    for n in range(1, longest + 1):
         for letters in itertools.product("abc", repeat=n):
             assert encoder.encode("".join(letters)) == naive_encode("".join(letters), vocab, merges)
 
