@@ -3,9 +3,7 @@
 test_run.py tests what all commands have in common, utils.run, more closely.
 """
 import functools
-import io
 import json
-import sys
 
 import pytest
 from model_files import assert_one_line, command
@@ -83,14 +81,6 @@ def test_prompts_arrive_as_typed(run, version, continuation):
 @every_version
 def test_after_two_dashes_everything_is_a_prompt(run, version, continuation):
     found = records(run(version, "--json", "--n_tokens_to_generate=2", "--", "--json is a flag"))
-    assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
-
-
-@pytest.mark.parametrize("version", [v for v in VERSIONS if "prompts_file" in v.module.main.__kwdefaults__], ids=str)
-def test_prompts_from_standard_input(run, version, monkeypatch, continuation):
-    """A prompt that begins with -- can come from there too, in versions with --prompts_file."""
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"--json is a flag\n"), encoding="utf-8"))
-    found = records(run(version, "--prompts_file", "-", "--json", "--n_tokens_to_generate", "2"))
     assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
 
 

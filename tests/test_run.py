@@ -1,6 +1,5 @@
 """The edge of every command, utils.run: arguments as typed, and one line for each mistake."""
 import ast
-import inspect
 import json
 import os
 import signal
@@ -158,9 +157,8 @@ def test_flags_of_a_version_are_meant_by_their_names_elsewhere(edge):
 
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_what_moved_to_jobs_says_so_in_every_version(edge, version):
-    if "prompts_file" not in inspect.signature(version.module.main).parameters:
-        for flag in ("--prompts_file", "--out", "--batch_size"):
-            assert_one_line(edge(version.module.main, flag, "3"), "python jobs.py complete FILE --out results.jsonl")
+    for flag in ("--prompts_file", "--out", "--batch_size"):
+        assert_one_line(edge(version.module.main, flag, "3"), "python jobs.py complete FILE --out results.jsonl")
     assert_one_line(edge(version.module.main, "score", "texts.txt"), "python jobs.py score FILE")
 
 

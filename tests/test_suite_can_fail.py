@@ -1,7 +1,7 @@
 """The suite goes red when the versions are wrong: faults that people make are put into a copy, and the suite run on it.
 
 test_diff.py is not among the tests that are run: it would notice any change to one file, and the point is that
-behaviour is tested. Nor is test_command_line.py, which takes its time.
+behaviour is tested. Nor is test_command_line.py, which takes its time. Most of it takes a minute and is `slow`.
 """
 import concurrent.futures
 import os
@@ -13,8 +13,8 @@ import sys
 import pytest
 from tiny import ROOT, VERSIONS
 
-QUICK = [f"tests/test_{name}.py" for name in ("reference", "traps", "padding", "cache", "lengths")]
-SUITE = [*QUICK, "tests/test_equivalence.py"]
+FILES = ("reference", "traps", "padding", "cache", "lengths", "equivalence", "exact")
+SUITE = [f"tests/test_{name}.py" for name in FILES]
 NAMES = [version.name for version in VERSIONS]
 
 FAULTS = {  # what is wrong: {the text as it is: the text as it is then}, one of them in each file that can be wrong so
@@ -96,18 +96,18 @@ def run(folder, tests, fault=None, names=()):
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=300)
 
 
-def assert_red(fault, names, folder, suite):
+def assert_red(fault, names, folder):
     """-> the test that failed."""
-    result = run(folder, suite, fault, names)
+    result = run(folder, SUITE, fault, names)
     # 1: a test failed. Other codes, as for files that cannot be imported, are no finding of the suite.
     assert result.returncode == 1, f"{fault} in {names}: not red\n{result.stdout}{result.stderr}"
     return re.search(r"^FAILED (tests/test_\w+\.py::.+?)( - |$)", result.stdout, re.MULTILINE).group(1)
 
 
-def assert_all_red(mutants, folder, suite):
+def assert_all_red(mutants, folder):
     """The suite is red for each of these (fault, names of files), and what failed there passes without a fault."""
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(assert_red, *mutant, folder / str(i), suite) for i, mutant in enumerate(mutants)]
+        jobs = [pool.submit(assert_red, *mutant, folder / str(i)) for i, mutant in enumerate(mutants)]
         failed = [job.result() for job in jobs]
     assert len(failed) == len(mutants) > 0
     unchanged = run(folder / "unchanged", sorted(set(failed)))
@@ -115,11 +115,23 @@ def assert_all_red(mutants, folder, suite):
     assert f"{len(set(failed))} passed" in unchanged.stdout
 
 
+def test_each_fault_can_be_put_into_a_file():
+    for fault in FAULTS:
+        for name in files_with(fault):
+            with_fault(read(name), fault)
+
+
+def test_a_fault_turns_the_suite_red(tmp_path):
+    fault = "a cache that forgets its pads"
+    assert_all_red([(fault, files_with(fault))], tmp_path)
+
+
+@pytest.mark.slow
 def test_a_fault_in_all_files_turns_the_suite_red(tmp_path):
     """All of them are wrong in the same way then, so that comparing them with each other may not help."""
-    assert_all_red([(fault, files_with(fault)) for fault in FAULTS], tmp_path, QUICK)
+    assert_all_red([(fault, files_with(fault)) for fault in FAULTS], tmp_path)
 
 
 @pytest.mark.slow
 def test_a_fault_in_one_file_turns_the_suite_red(tmp_path):
-    assert_all_red([(fault, [name]) for fault in FAULTS for name in files_with(fault)], tmp_path, SUITE)
+    assert_all_red([(fault, [name]) for fault in FAULTS for name in files_with(fault)], tmp_path)
