@@ -106,7 +106,8 @@ def make_site():
     index = []
     for name, (kind, body) in bodies.items():
         root = "../" * name.count("/")
-        title = re.sub("<[^>]*>", "", re.search(r"(?s)<h1[^>]*>(.*?)</h1>", body).group(1))
+        heading = re.search(r"(?s)<h1[^>]*>(.*?)</h1>", body)
+        title = re.sub("<[^>]*>", "", heading.group(1)) if heading else name
         if kind != "file":
             index += sections(name, html.unescape(title), body)
         nav = " ".join(
