@@ -208,27 +208,25 @@ def case_of(results, **wanted):
 
 
 def relative_speed():
-    """-> {version: (tokens per second for one prompt, the same for eight)}, as multiples of v0's."""
+    """-> {version: tokens per second for one prompt, as a multiple of v0's, in text}."""
     results = benchmark()
     if results:
-        one = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
-        eight = case_of(results, part="decode", batch=8, context=8)["seconds"]
-        one, eight = ({side: statistics.median(times) for side, times in c.items() if times} for c in (one, eight))
+        case = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
+        times = {side: statistics.median(times) for side, times in case.items() if times}
     else:
-        one, eight = (load(SPEED)["seconds"][case] for case in ("one", "eight"))
-    ratios = [{name: times["v0"] / t for name, t in times.items()} for times in (one, eight)]
-    return {name: tuple(r.get(name) for r in ratios) for name in ratios[0] if name.startswith("v")}
+        times = load(SPEED)["seconds"]["one"]
+    return {name: f"{times['v0'] / time:.3g}" for name, time in times.items() if name.startswith("v")}
 
 
 def speed_source(table):
-    """A sentence under the README's table: where its last two columns come from."""
+    """A sentence under the README's table: where its last column comes from."""
     results = benchmark()
     if results:
         machine = results["machine"]
         return (
             f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
             f"{machine['threads']} threads, {machine['versions']}, {results['date']}): one prompt, 200 tokens after "
-            "10; eight prompts, one more token each after 8. More in [docs/performance.md](docs/performance.md).\n"
+            "10.\n"
         )
     data = load(SPEED)
     return (
