@@ -29,8 +29,10 @@ every_page = pytest.mark.parametrize("page", PAGES)
 
 @pytest.fixture(scope="module")
 def shell():
-    """Commands run in a copy of the project."""
+    """Commands run in a copy of the project, with the files that docs/jobs.md speaks of."""
     shell = build.Shell()
+    (shell.root / "prompts.jsonl").write_text('{"prompt": "One day", "max_tokens": 2}\n', encoding="utf-8")
+    (shell.root / "texts.txt").write_text("Once upon a time\n", encoding="utf-8")
     yield shell
     shell.close()
 
@@ -105,8 +107,8 @@ def test_what_drifts_is_found(name, old, new, told):
 def greedy_runs():
     """-> (prompt, tokens to generate) of the greedy commands whose output the pages show."""
     for line in {line for command in BUILT for line in command.splitlines()}:
-        words = shlex.split(line)
-        if re.match(r"gpt2_v\d", words[1]) and "--temperature" not in words:
+        words = shlex.split(line) if line.startswith("python gpt2_v") else ["--temperature"]
+        if "--temperature" not in words:
             flags = words.index("--n_tokens_to_generate") if "--n_tokens_to_generate" in words else len(words)
             n = int(words[flags + 1]) if flags < len(words) else 40
             yield from ((prompt, n) for prompt in words[2:flags])
@@ -237,7 +239,7 @@ def test_pictures_have_a_ground_of_their_own(path):
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|\w+)(?: && |$)")
-ELSEWHERE = {"git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values())}  # need a clone
+ELSEWHERE = {"git lfs pull", "pip install .", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values())}  # see test_packaging.py
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {  # of an hour
     "python tools/fuzz.py all --runs 1000000 --seed 1 --out build/fuzz.json": "python tools/fuzz.py config --runs 300",
