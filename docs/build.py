@@ -157,13 +157,14 @@ def versions_table():
     speed, rows, before = measuring.relative_speed(), [], None
     for version in versions.VERSIONS:
         name, path = version.name, diffs.VERSIONS[version.name]
-        size = "" if before is None else "+{} −{}".format(*diffs.numstat(before, path))
+        diff = ""
+        if before is not None:
+            diff = "[+{} −{}](docs/diffs/{}.diff)".format(*diffs.numstat(before, path), name)
         page = f"docs/{name}.md"
         idea = f"[{version.idea}]({page})" if (ROOT / page).exists() else version.idea
-        one, eight = ("–" if n is None else f"{n:.3g}" for n in speed.get(name, (None, None)))
-        rows.append([f"[{path.name}]({path.name})", idea, len(read(path).splitlines()), size, version.adds, one, eight])
+        rows.append([f"[{path.name}]({path.name})", idea, diff, version.adds, speed.get(name, "–")])
         before = path
-    header = ["file", "idea, and its page", "lines", "diff", "adds", "speed, 1 prompt", "speed, 8 prompts"]
+    header = ["file", "its one idea, explained on its page", "diff to read", "adds", "speed, v0 = 1"]
     return table(header, rows)
 
 

@@ -2,7 +2,7 @@
 
     python docs/build.py --measure
 
-The costs in EXACT are kept by hand: medians of v5's time over v4's, of benchmarks/bench.py under two kernels.
+The costs in EXACT were noted by hand. They are shown as long as no benchmark has timed v6, and so v5 in tiles.
 """
 import datetime
 import importlib
@@ -29,7 +29,7 @@ RESULTS = ROOT / "benchmarks" / "results.json"
 OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
-VERIFIED = {"tales": "the bundled model", "random": "random, in the shape of 124M"}
+VERIFIED = {"tales": ("the bundled model", 150), "random": ("random, in the shape of 124M", 30)}  # longest prompts
 N_NEW = 100  # tokens that are generated in a measurement
 N_STEPS = 300  # tokens of the text along which each step is timed
 PROMPT = "Once upon a time there was a poor woodcutter who lived near the forest"
@@ -146,17 +146,18 @@ def parse_program_output(lines):
 
 
 def measure_verify():
-    """Write into EXACT what `gpt2_v5_exact.py verify` prints under each of CORETYPES."""
+    """Write into EXACT the last lines but one that tools/verify.py prints under each of CORETYPES."""
     runs = []
     for core in CORETYPES:
-        for model, name in VERIFIED.items():
-            environment = {**os.environ, "OPENBLAS_CORETYPE": core}
-            command = [sys.executable, "gpt2_v5_exact.py", "verify", "--model", model]
-            result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
-            if result.returncode or core.lower() not in result.stdout.lower():
-                print(f"{core}, {name}: {result.stdout}{result.stderr}", file=sys.stderr)
-                continue
-            runs.append([core, name, result.stdout.splitlines()])
+        for model, (name, longest) in VERIFIED.items():
+            for version in ("gpt2_v5_exact", "gpt2_v4_sampling"):
+                environment = {**os.environ, "OPENBLAS_CORETYPE": core}
+                command = [sys.executable, "tools/verify.py", version, "--model", model, "--max_length", str(longest)]
+                result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, encoding="utf-8")
+                if core.lower() not in result.stdout.lower() or result.returncode != int(version != "gpt2_v5_exact"):
+                    print(f"{core}, {name}: {result.stdout}{result.stderr}", file=sys.stderr)
+                    continue
+                runs.append([core, name, version, longest, result.stdout.splitlines()[-2]])
     write_json(EXACT, {"machine": machine(), "verify": runs, "cost": load(EXACT)["cost"]})
 
 
@@ -208,27 +209,25 @@ def case_of(results, **wanted):
 
 
 def relative_speed():
-    """-> {version: (tokens per second for one prompt, the same for eight)}, as multiples of v0's."""
+    """-> {version: tokens per second for one prompt, as a multiple of v0's, in text}."""
     results = benchmark()
     if results:
-        one = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
-        eight = case_of(results, part="decode", batch=8, context=8)["seconds"]
-        one, eight = ({side: statistics.median(times) for side, times in c.items() if times} for c in (one, eight))
+        case = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
+        times = {side: statistics.median(times) for side, times in case.items() if times}
     else:
-        one, eight = (load(SPEED)["seconds"][case] for case in ("one", "eight"))
-    ratios = [{name: times["v0"] / t for name, t in times.items()} for times in (one, eight)]
-    return {name: tuple(r.get(name) for r in ratios) for name in ratios[0] if name.startswith("v")}
+        times = load(SPEED)["seconds"]["one"]
+    return {name: f"{times['v0'] / time:.3g}" for name, time in times.items() if name.startswith("v")}
 
 
 def speed_source(table):
-    """A sentence under the README's table: where its last two columns come from."""
+    """A sentence under the README's table: where its last column comes from."""
     results = benchmark()
     if results:
         machine = results["machine"]
         return (
             f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
             f"{machine['threads']} threads, {machine['versions']}, {results['date']}): one prompt, 200 tokens after "
-            "10; eight prompts, one more token each after 8. More in [docs/performance.md](docs/performance.md).\n"
+            "10.\n"
         )
     data = load(SPEED)
     return (
@@ -321,26 +320,59 @@ def kernels_table(table):
 
 
 def verify_text(table):
-    """What `gpt2_v5_exact.py verify` printed once, and what it counted with other kernels and weights."""
-    runs, rows = load(EXACT)["verify"], {}
-    for core, model, lines in runs:
-        counts = [re.search(r": ([\d,]+) logits .* ([\d,]+) bits differ", line).groups() for line in lines[2:]]
-        row = rows.setdefault(model, [f"{model}: {counts[0][0]} logits", *("not run" for _ in CORETYPES)])
-        row[1 + list(CORETYPES).index(core)] = f"{counts[0][1]}, in v4 {counts[1][1] if counts[1:] else 'not run'}"
-    output = "\n".join(runs[0][2])
-    header = ["bits that differ", *(f"{core} ({what})" for core, what in CORETYPES.items())]
-    return f"```text\n{output}\n```\n\n{table(header, rows.values())}"
+    """What tools/verify.py counted under each kernel, for v5 and for v4."""
+    data, rows = load(EXACT), {}
+    for core, model, version, longest, line in data["verify"]:
+        n_logits, n_bits = re.match(r"([\d,]+) logits compared, ([\d,]+) bits differ", line).groups()
+        key = (version.split("_")[1], f"{model}, up to {longest} tokens: {n_logits} logits")
+        rows.setdefault(key, dict.fromkeys(CORETYPES, "not run"))[core] = n_bits
+    cells = [[*key, *counts.values()] for key, counts in sorted(rows.items())]
+    header = ["", "bits that differ", *(f"{core} ({what})" for core, what in CORETYPES.items())]
+    return f"{table(header, cells)}\n{data['machine']}.\n"
 
 
-def exact_table(table):
-    """What exactness costs under each kernel that was tried: v5's time over v4's."""
-    cost, machine = load(EXACT)["cost"], load(EXACT)["machine"]
-    rows = [
-        [f"{core} ({CORETYPES[core]})", *(f"{ratio:.3g}" for ratio in ratios.values())]
-        for core, ratios in cost["ratios"].items()
-    ]
-    header = ["time of v5, v4 = 1", *next(iter(cost["ratios"].values()))]
-    return f"{table(header, rows)}\n{cost['how']} ({machine}).\n"
+def exact_table(version, kept, how):
+    """A table of the time of a version over v4's under each kernel: of the benchmark, where that has v6, or as noted."""
+
+    def make(table):
+        cost, rows, machine = load(EXACT)["cost"], {}, load(EXACT)["machine"]
+        for path in (RESULTS, OTHER_RESULTS):
+            results = load(path) if path.exists() else {"sides": []}
+            if "v6" in results["sides"]:
+                rows[kernel_of(results)], machine = ratios(results, version, "v4"), machine_of(results)
+        source = "Random weights in the shape of 124M, medians over the rounds" if rows else cost["how"]
+        rows = rows or cost[kept]
+        cells = [[f"{core} ({CORETYPES[core]})", *(f"{x:.2f}" for x in row.values())] for core, row in rows.items()]
+        header = [f"time of {version}, v4 = 1", *next(iter(rows.values()))]
+        return f"{table(header, cells)}\n{source}; v4 has two threads of BLAS, {version} {how} ({machine}).\n"
+
+    return make
+
+
+def kernel_of(results):
+    return re.search(r"\((\w+) kernels\)", results["machine"]["versions"])[1]
+
+
+def machine_of(results):
+    machine = results["machine"]
+    return f"{machine['processor']}, {machine['threads']} threads, {machine['versions']}, {results['date']}"
+
+
+def ratios(results, slow, fast):
+    """The time of one side over another's in the benchmark -> {what: median over the rounds}, of what both ran."""
+    found = {}
+    for name, wanted in CASES.items():
+        for case in results["cases"]:
+            if all(case.get(key) == value for key, value in wanted.items()):
+                both = [case["seconds"].get(side) for side in (slow, fast)]
+                if all(both):
+                    found[name] = statistics.median(a / b for a, b in zip(*both))
+    return found
+
+
+CASES = {f"decode, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 8} for n in (1, 2, 4, 8, 16, 32, 64)}
+CASES |= {f"after 900 tokens, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 900} for n in (1, 8)}
+CASES |= {f"prefill {name}": {"part": "prefill", "name": name} for name in ("1×1000", "8×128")}
 
 
 TABLES = {
@@ -353,5 +385,6 @@ TABLES = {
     "v4": sampling_text,
     "kernels": kernels_table,
     "verify": verify_text,
-    "exact": exact_table,
+    "exact": exact_table("v5", "ratios", "its one"),
+    "threads": exact_table("v6", "threads", "two of its own"),
 }

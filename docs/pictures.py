@@ -12,6 +12,7 @@ import gpt2_v0
 import gpt2_v2_padding
 import gpt2_v3_kvcache
 import gpt2_v4_sampling
+import gpt2_v5_exact
 import measure
 import utils
 
@@ -353,6 +354,60 @@ def draw_v4_distribution(data, plt, c):
     return figure
 
 
+# ---------------------------------------------------------------- v5: tiles
+
+
+def v5_tiles_data():
+    """The tiles of a weight, c_fc of block 0, and the rows of the ragged batch of v2's page, in blocks."""
+    encoder, _, params = utils.load_model("tales")
+    v5, weight = gpt2_v5_exact, params["blocks"][0]["mlp"]["c_fc"]["w"]
+    tiles = v5.tile_params(params)["blocks"][0]["mlp"]["c_fc"]["w"]  # [n_parts, n_tiles, n_in/n_parts, 64]
+    _, mask = v5.left_pad([encoder.encode(text) for text in (SENTENCE, SHORTER)])
+    blocks = v5.in_blocks(np.ones((mask.size, 1)), v5.ROWS)  # [n_blocks, 8, 1]: 1 for a row, 0 for what fills up
+    kinds = np.where(mask == 1, [[0], [1]], 2).ravel().tolist()  # prompt 0, prompt 1, pad
+    kinds += [3] * (blocks.size - mask.size)
+    return {"weight": list(weight.shape), "tiles": list(tiles.shape), "blocks": list(blocks.shape), "rows": kinds}
+
+
+def draw_v5_tiles(data, plt, c):
+    n_in, _ = data["weight"]
+    _, n_tiles, _, width = data["tiles"]
+    n_blocks, size, _ = data["blocks"]
+    figure, axes = empty_axes(plt, 6.2, 77)
+    left, wide, top, tall, tile = 5, 19, 37, 2.0, 5.3  # of x; of w each tile is `tile` wide
+    right, block, chosen = 34, 2.0 * size, (1, 4)
+
+    def label(x, y, text, color=c.ink, **options):
+        axes.text(x, y, text, **{"ha": "center", "va": "center", "fontsize": 11, "color": color, **options})
+
+    for i in range(n_tiles):  # the weight
+        face = c.pale_orange if i == chosen[1] else c.panel
+        drawing.cell(axes, right + i * tile, 5, "", face, c.ink, 1, c.line, tile - 0.6, 22)
+    label(right + n_tiles * tile / 2, 2, f"w [{n_in}, {n_tiles * width}]: {n_tiles} tiles of [{n_in}, {width}]")
+    faces = (c.pale_blue, c.pale_green, c.pad, c.ground)
+    for b in range(n_blocks):  # the rows, and what comes out
+        y = top + b * (block + 2)
+        for i, kind in enumerate(data["rows"][b * size : (b + 1) * size]):
+            drawing.cell(axes, left, y + i * tall, "", faces[kind], c.ink, 1, c.grid, wide, tall)
+        frame = {"facecolor": "none", "edgecolor": c.orange if b == chosen[0] else c.line}
+        axes.add_patch(plt.Rectangle((left, y), wide, block, linewidth=2 if b == chosen[0] else 1, **frame))
+        for i in range(n_tiles):
+            face = c.orange if (b, i) == chosen else c.ground
+            drawing.cell(axes, right + i * tile, y, "", face, c.ink, 1, c.line, tile - 0.6, block)
+    label(left + wide / 2, top - 6, f"x: {n_blocks} blocks of [{size}, {n_in}]")
+    label(left + wide / 2, top - 2.7, "rows of the batch", c.dim, fontsize=10.5)
+    x, y = right + (chosen[1] + 0.45) * tile, top + chosen[0] * (block + 2)
+    arrow(axes, c, (x, 27.6), (x, y - 0.4))
+    arrow(axes, c, (left + wide + 0.6, y + block / 2), (right + chosen[1] * tile - 0.4, y + block / 2))
+    label(right + (chosen[1] + 1.3) * tile, top - 4.5, f"[{size}, {n_in}] @ [{n_in}, {width}] -> [{size}, {width}]",
+          ha="left", fontsize=11)
+    names = {"prompt 0": c.pale_blue, "prompt 1": c.pale_green, "pad": c.pad, "zeros": c.ground}
+    for x, (text, face) in zip((5, 24, 43, 56), names.items()):
+        drawing.cell(axes, x, 73.5, "", face, c.ink, 1, c.line, 3, 2)
+        label(x + 4, 74.5, text, ha="left")
+    return figure
+
+
 # ---------------------------------------------------------------- all of them
 
 DATA = {
@@ -364,6 +419,7 @@ DATA = {
     "v3_cache": v3_cache_data,
     "v3_time": v3_time_data,
     "v4_distribution": v4_distribution_data,
+    "v5_tiles": v5_tiles_data,
 }
 DRAW = {
     "v0_flow": draw_v0_flow,
@@ -374,6 +430,7 @@ DRAW = {
     "v3_cache": draw_v3_cache,
     "v3_time": draw_v3_time,
     "v4_distribution": draw_v4_distribution,
+    "v5_tiles": draw_v5_tiles,
 }
 THEMES = {"": drawing.LIGHT, "_dark": drawing.DARK}  # what follows the name of a file, and the colours
 

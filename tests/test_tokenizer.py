@@ -157,7 +157,7 @@ def test_any_list_of_merges_on_all_short_words(name, in_order, longest):
     tokens = [*byte_characters().values(), *made]
     vocab = dict(zip(tokens if in_order else tokens[::-1], range(len(tokens))))
     encoder = small(vocab, merges)
-    words = ["".join(letters) for n in range(1, 6) for letters in itertools.product("abc", repeat=n)]
+    words = ["".join(letters) for n in range(1, longest + 1) for letters in itertools.product("abc", repeat=n)]
     for word in [*words, *(start + "ab" * n + end for start in "bc" for n in (3, 4, 5, 8, 9) for end in "abc")]:
         assert encoder.encode(word) == naive_encode(word, vocab, merges)
 
