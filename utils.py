@@ -10,9 +10,7 @@ formats are read into the same form. `load_model` turns it into what the `gpt2_v
 hparams and params.
 """
 import math
-import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
@@ -27,7 +25,8 @@ from gpt2_io.errors import UserError, in_units, listed
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz
 from gpt2_io.params import GPT2_124M, load_params, random_params
-from gpt2_io.safetensors import write_safetensors
+from gpt2_io.rules import check_rules, print_beams, read_rules
+from gpt2_io.safetensors import write_folder
 from gpt2_io.settings import (
     check_cache_rows,
     check_ids,
@@ -183,17 +182,7 @@ def convert(model, out, models_dir="models", dtype=None, *, layout="", tokenizer
     if out.suffix == ".npz":
         write_npz(out, tensors, checkpoint.files)
     else:
-        part = Path(f"{out}.part")  # becomes `out` when it is whole
-        if part.exists():
-            raise UserError(f"{part} exists already, maybe from an attempt that was broken off: remove it")
-        part.mkdir(parents=True)
-        try:
-            for name, text in checkpoint.files.items():
-                (part / name).write_text(text, encoding="utf-8", newline="\n")
-            write_safetensors(part / "model.safetensors", tensors, {"format": "pt"})  # transformers wants to be told
-            os.replace(part, out)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        write_folder(out, tensors, checkpoint.files)
     print(out)
 
 

@@ -3,7 +3,9 @@ import json
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -181,3 +183,18 @@ def check_type(dtype):
 
 def is_list_of_sizes(value):
     return isinstance(value, list) and len(value) <= 32 and all(type(n) is int and 0 <= n < 2**63 for n in value)
+
+
+def write_folder(folder, tensors, files):
+    """Write a model as Hugging Face's folder, whole or not at all: `{name: array}` and `{file name: text}`."""
+    part = Path(f"{folder}.part")  # becomes the folder when it is whole
+    if part.exists():
+        raise UserError(f"{part} exists already, maybe from an attempt that was broken off: remove it")
+    part.mkdir(parents=True)
+    try:
+        for name, text in files.items():
+            (part / name).write_text(text, encoding="utf-8", newline="\n")
+        write_safetensors(part / "model.safetensors", tensors, {"format": "pt"})  # transformers wants to be told
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

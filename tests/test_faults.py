@@ -493,7 +493,7 @@ def test_convert_that_is_broken_off_leaves_no_half_folder(tmp_path, monkeypatch,
 
     folder = write_folder(tmp_path / "model")
     with monkeypatch.context() as patch:
-        patch.setattr(utils, "write_safetensors", fail)
+        patch.setattr(safetensors, "write_safetensors", fail)
         with pytest.raises(error):
             utils.convert(folder, tmp_path / "new" / "folder")
     assert not list((tmp_path / "new").iterdir())

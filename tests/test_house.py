@@ -12,7 +12,7 @@ ROOMS = """
     blas cores
     checkpoint params
     text_ends added_tokens tokenizer_files other_tokenizers tokenizer
-    streams continuations
+    streams continuations rules
     downloads hub
     command_line
     prompts results scoring
