@@ -34,6 +34,7 @@ from tiny import ROOT
 import gpt2_v4_sampling as v4
 import jobs
 import utils
+from gpt2_io import safetensors
 from gpt2_io.downloads import sha256_of
 from gpt2_io.hub import find_model, has_weights
 from gpt2_io.results import FIRST_LINE
