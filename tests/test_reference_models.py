@@ -153,12 +153,17 @@ def test_a_folder_by_save_pretrained_with_gpt2_s_tokenizer(torch, transformers, 
     config = transformers.GPT2Config(vocab_size=50304, n_positions=32, n_embd=8, n_head=2, n_layer=1)  # rows to spare
     for shard_size in ("5GB", "1MB"):
         folder = tmp_path / shard_size
-        transformers.GPT2LMHeadModel(config).save_pretrained(folder, max_shard_size=shard_size)
+        model = transformers.GPT2LMHeadModel(config)
+        torch.nn.init.normal_(model.transformer.ln_f.bias)  # without any, nothing keeps <|pad|> from being generated
+        model.save_pretrained(folder, max_shard_size=shard_size)
         tokenizer.save_pretrained(folder)
         encoder, hparams, params = utils.load_model(folder)
         assert encoder.n_vocab == hparams["n_vocab"] == len(params["wte"]) == 50260
-        for text in [*random_strings(200), "a <|pad|> b<think>antidisestablishment", "<|endoftext|>Hello, I am"]:
+        for text in [*random_strings(200), "a <think>antidisestablishment", "<|endoftext|>Hello, I am"]:
             assert encoder.encode(text) == tokenizer(text).input_ids, repr(text)
+        assert encoder.never_ids == (50257,)
+        with pytest.raises(utils.UserError, match="padding alone"):
+            encoder.encode("a <|pad|> b")
         for version in VERSIONS:
             result = edge(version.module.main, "x", "--model", folder, "--n_tokens_to_generate", 3)
             assert result.returncode == 0 and result.stderr == ""
