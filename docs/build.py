@@ -12,7 +12,7 @@ Between `<!-- build: WHAT -->` and `<!-- end -->` of a page stands what this fil
     output COMMAND            what a command prints
     code v0 NAME ...          functions of a version, from diffs.py
     diff v0 v1 NAME ...       what changes in functions, from diffs.py
-    versions, measured NAME, benchmark    tables; their figures were measured before, see measure.py
+    versions, measured NAME   tables; their figures were measured before, see measure.py
 
 Floats in outputs and in the data of pictures count as equal if they differ by one unit of their last place, so that
 rounding elsewhere is no difference. Drawing needs matplotlib (pip install -e '.[docs]'), and only where the data or the
@@ -178,7 +178,6 @@ def kinds_of_blocks(shell):
         "code": lambda body, *words: diffs.code_block(*words),
         "versions": lambda body: versions_table(),
         "measured": lambda body, what: measuring.TABLES[what](table),
-        "benchmark": lambda body: bench.report(measuring.load(bench.HERE / "results.json")),
     }
 
 
@@ -257,6 +256,7 @@ def build(check=False):
     try:
         shell.begin(command for path in pages() for command in commands_of(read(path)))
         wanted = {**diffs.diff_files(), **{path: rebuild(path, shell, problems) for path in pages()}}
+        wanted[bench.HERE / "results.md"] = bench.report(measuring.load(measuring.RESULTS))
     finally:
         shell.close()
     wanted[notebook.PATH] = notebook.notebook({path.stem: text for path, text in wanted.items()})

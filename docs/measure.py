@@ -212,22 +212,31 @@ def relative_speed():
     """-> {version: tokens per second for one prompt, as a multiple of v0's, in text}."""
     results = benchmark()
     if results:
-        case = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
-        times = {side: statistics.median(times) for side, times in case.items() if times}
+        times = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
+        times = {side: statistics.median(times[side]) for side in sides_of(results) if times.get(side)}
     else:
         times = load(SPEED)["seconds"]["one"]
     return {name: f"{times['v0'] / time:.3g}" for name, time in times.items() if name.startswith("v")}
+
+
+def sides_of(results):
+    """The sides of a benchmark. v5 as it was before v6, without tiles, is none."""
+    return [side for side in results["sides"] if side != "v5" or "v6" in results["sides"]]
+
+
+def strongest(results):
+    """-> the newest version that was timed in decoding, v3 before there was v6, and its peers in float32."""
+    version = "v6" if "v6" in results["sides"] else "v3"
+    return version, [side for side in sides_of(results) if side[0] != "v" and "int8" not in side]
 
 
 def speed_source(table):
     """A sentence under the README's table: where its last column comes from."""
     results = benchmark()
     if results:
-        machine = results["machine"]
         return (
-            f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
-            f"{machine['threads']} threads, {machine['versions']}, {results['date']}): one prompt, 200 tokens after "
-            "10.\n"
+            f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine_of(results)}): one prompt, "
+            "200 tokens after 10.\n"
         )
     data = load(SPEED)
     return (
@@ -236,35 +245,43 @@ def speed_source(table):
     )
 
 
+NAMES = {"transformers": "Hugging Face's `transformers`", "ctranslate2": "CTranslate2", "onnxruntime": "ONNX Runtime"}
+
+
 def peer_text(table):
-    """How v3 compares with transformers, in a sentence."""
+    """How the newest version compares with its strongest peer, in a sentence."""
     results = benchmark()
-
-    def ratio(**wanted):
-        times = case_of(results, **wanted)["seconds"]
-        return f"{statistics.median(a / b for a, b in zip(times['transformers'], times['v3'])):.2f}"
-
-    one, eight, many = (ratio(part="decode", batch=batch, context=8) for batch in (1, 8, 64))
+    version, peers = strongest(results)
+    found = {peer: ratios(results, peer, version) for peer in peers}
+    peer = min(peers, key=lambda peer: found[peer]["decode, 8 rows"])
+    one, eight, many, long, prompt = (
+        f"{found[peer][name]:.2f}"
+        for name in ("decode, 1 row", "decode, 8 rows", "decode, 64 rows", "after 900 tokens, 1 row", "prefill 1×1000")
+    )
     return (
-        f"Next to Hugging Face's `transformers` on the same {results['machine']['threads']} threads, in float32 and at "
-        f"GPT-2 124M's size, v3 decodes {one} times as fast with one row, {eight} with 8, {many} with 64, "
-        f"and {ratio(part='decode', batch=1, context=900)} with one row after 900 tokens. A prompt of 1000 tokens "
-        f"takes both about as long (ratio {ratio(part='prefill', name='1×1000')}).\n"
+        f"Next to {NAMES.get(peer, peer)} on the same {results['machine']['threads']} threads, in float32 and at GPT-2 "
+        f"124M's size, {version} decodes {one} times as fast with one row, {eight} with 8, {many} with 64, and {long} "
+        f"with one row after 900 tokens. It takes a prompt of 1000 tokens {prompt} times as fast.\n"
     )
 
 
-def two_kernels_table(table):
-    """transformers' time over v3's in the complete benchmark, and in one under other kernels of OpenBLAS."""
-    batches, prompts, rows = (1, 2, 4, 8, 16, 32, 64), ("1×1000", "8×128", "ragged 8"), []
-    for results in (benchmark(), load(OTHER_RESULTS)):
-        cases = [case_of(results, part="decode", batch=batch, context=8) for batch in batches]
-        cases += [case_of(results, part="prefill", name=name) for name in prompts]
-        times = [(case["seconds"]["transformers"], case["seconds"]["v3"]) for case in cases]
-        ratios = [statistics.median(a / b for a, b in zip(*pair)) for pair in times]
-        kernels = re.search(r"\((\w+) kernels\)", results["machine"]["versions"])[1]
-        rows.append([f"{kernels} ({CORETYPES[kernels]})", *(f"{ratio:.2f}" for ratio in ratios)])
-    header = ["transformers / v3", *(f"decode, {batch} rows" for batch in batches), *(f"prefill {p}" for p in prompts)]
-    return table(header, rows) + "\n"
+def peers_table(path):
+    """A table of times of versions and peers in a benchmark: what a reader of docs/performance.md asks first."""
+
+    def make(table):
+        results = load(path)
+        version, peers = strongest(results)
+        shown = [side for side in sides_of(results) if side in ("v2", "v3", "v5", "v6") or side[0] != "v"]
+        found, rows = {peer: ratios(results, peer, version) for peer in peers}, []
+        for name, wanted in CASES.items():
+            cases = [c for c in results["cases"] if all(c.get(key) == value for key, value in wanted.items())]
+            for times in (case["seconds"] for case in cases):
+                medians = [f"{1e3 * statistics.median(times[s]):,.3g}" if times.get(s) else "–" for s in shown]
+                medians = [text if "e" not in text else f"{float(text.replace(',', '')):,.0f}" for text in medians]
+                rows.append([name, *medians, *(f"{found[p][name]:.2f}" if name in found[p] else "–" for p in peers)])
+        return f"{table(['ms', *shown, *(f'{p} / {version}' for p in peers)], rows)}\n{machine_of(results)}.\n"
+
+    return make
 
 
 def per_second(case, *names):
@@ -370,7 +387,9 @@ def ratios(results, slow, fast):
     return found
 
 
-CASES = {f"decode, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 8} for n in (1, 2, 4, 8, 16, 32, 64)}
+CASES = {  # {what: how a case of the benchmark is found}
+    f"decode, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 8} for n in (1, 2, 4, 8, 16, 32, 64)
+}
 CASES |= {f"after 900 tokens, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 900} for n in (1, 8)}
 CASES |= {f"prefill {name}": {"part": "prefill", "name": name} for name in ("1×1000", "8×128")}
 
@@ -378,7 +397,8 @@ CASES |= {f"prefill {name}": {"part": "prefill", "name": name} for name in ("1×
 TABLES = {
     "speed-source": speed_source,
     "peer": peer_text,
-    "two-kernels": two_kernels_table,
+    "peers": peers_table(RESULTS),
+    "other-peers": peers_table(OTHER_RESULTS),
     "v1": speed_table("eight", "v0", "v1"),
     "v2": speed_table("ragged", "v0", "v2"),
     "v3": steps_text,

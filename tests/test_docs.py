@@ -146,8 +146,8 @@ def test_outputs_do_not_depend_on_the_kernel(kernel):
 
 @pytest.mark.parametrize("page", VERSION_PAGES)
 def test_pages_of_versions_are_short(page):
-    """In words outside of code."""
-    assert len(re.sub(r"(?ms)^ *```.*?^ *```$", "", PAGES[page]).split()) <= 1100
+    """In words outside of code and tables."""
+    assert len(re.sub(r"(?ms)^ *```.*?^ *```$|^\|[^\n]*$", "", PAGES[page]).split()) <= 1100
 
 
 @pytest.mark.parametrize("page", VERSION_PAGES[1:])
@@ -300,7 +300,7 @@ def run(shell, command):
         status, output = shell.run(command)
         expected = (0, 1) if command.startswith("git diff --no-index") else (0,)  # 1: the files differ
         assert status in expected, output
-        assert output.strip() or results.exists()
+        assert output.strip() or "--out" in command
 
 
 @pytest.mark.parametrize("command", FAST)
