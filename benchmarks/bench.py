@@ -751,6 +751,15 @@ def memory_table(results, cases):
     return table(header, rows)
 
 
+def count_rounds(results):
+    """How many rounds there were, as text."""
+    timed = [case for case in results["cases"] if case["part"] in ("decode", "prefill", "whole")]
+    counts = [len(times) for case in timed for s, times in case["seconds"].items() if times and s not in NO_CACHE]
+    least, most = (min(counts), max(counts)) if counts else (results["rounds"],) * 2
+    rounds = f"{least}" if least == most else f"{least} to {most}"
+    return f"{rounds} rounds, fewer for slow cases of versions without a cache"
+
+
 def report(results):
     """All tables, as Markdown."""
     limits, parts = results["limits"], []
@@ -759,7 +768,7 @@ def report(results):
     parts.append(
         f"{results['model']}, float32, {results['n_weights']:,} weights of 4 bytes. {machine['processor']}, "
         f"{machine['threads']} threads for every side; {machine['versions']}; {results['date']}; "
-        f"{results['rounds']} rounds{kind}.\n"
+        f"{count_rounds(results)}{kind}.\n"
     )
     parts.append(
         f"Limits, measured between the rounds: reading {limits['bandwidth'] / 1e9:.1f} GB/s "
@@ -969,7 +978,8 @@ def main(
         threads: threads of every side; without it, one per core.
         out: folder for the results. A complete run on random weights goes to benchmarks/ and docs/performance.md, any
             other to build/bench/.
-        report_only: measure nothing; make tables and pictures again from the folder's results.json.
+        report_only: measure nothing; make tables and pictures again from the folder's results.json, or with --goals
+            print what it says about the goals.
         sides: some of v0 to v6, transformers, ctranslate2, with commas between them; without it, all.
         append: add to benchmarks/results.json (or out's), so that a long run can be made in pieces.
     """
@@ -984,7 +994,8 @@ def main(
     complete = not goals and only is None and model is None
     folder = Path(out).resolve() if out else HERE if complete or report_only or append else ROOT / "build" / "bench"
     if report_only:
-        print(write(json.loads((folder / "results.json").read_text(encoding="utf-8")), folder))
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        print(bar_table(results) if goals else write(results, folder))
         return
     threads = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rounds = rounds or (3 if quick else 7)
@@ -1017,12 +1028,13 @@ def main(
     cases, measured = [], [limits.measure()]
     short, long = ([b for b in BATCHES if wanted(part, b)] for part in ("decode", "context"))
     if short:
-        steps = {1: 30, 2: 20, 4: 20, 8: 12}
+        steps = {1: 16, 2: 10, 4: 10}
         cases += measure_decode(fast, hparams, clock, limits, SHORT, short, lambda b: 4 if quick else steps.get(b, 8))
     if long and hparams["n_ctx"] < LONG + 22:
         print(f"context of {LONG} tokens: skipped, the model takes {hparams['n_ctx']} tokens", file=sys.stderr)
     elif long:
-        cases += measure_decode(fast, hparams, clock, limits, LONG, long[:1] if goals else long, lambda b: 10)
+        long = sorted({1, 4, 8} & set(long)) if goals else long
+        cases += measure_decode(fast, hparams, clock, limits, LONG, long, lambda b: 4 if quick else 10)
     measured += [m for case in cases for m in case["limits"]]
     if wanted("prefill"):
         cases += measure_prefill(fast, hparams, clock, wanted)

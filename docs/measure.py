@@ -238,19 +238,27 @@ def speed_source(table):
 
 
 def peer_text(table):
-    """How v3 compares with transformers, in a sentence."""
+    """How the newest version that was measured compares with the others' libraries, in two sentences."""
     results = benchmark()
+    newest = max(side for side in results["sides"] if side.startswith("v"))
 
-    def ratio(**wanted):
+    def ratio(peer, **wanted):
         times = case_of(results, **wanted)["seconds"]
-        return f"{statistics.median(a / b for a, b in zip(times['transformers'], times['v3'])):.2f}"
+        return f"{statistics.median(a / b for a, b in zip(times[peer], times[newest])):.2f}"
 
-    one, eight, many = (ratio(part="decode", batch=batch, context=8) for batch in (1, 8, 64))
+    def ratios(peer):
+        one, eight, many = (ratio(peer, part="decode", batch=batch, context=8) for batch in (1, 8, 64))
+        late = ratio(peer, part="decode", batch=1, context=900)
+        prompt = ratio(peer, part="prefill", name="1×1000")
+        return (
+            f"{one} times as fast with one row, {eight} with 8, {many} with 64, and {late} with one row after 900 "
+            f"tokens; for a prompt of 1000 tokens the ratio is {prompt}"
+        )
+
     return (
-        f"Next to Hugging Face's `transformers` on the same {results['machine']['threads']} threads, in float32 and at "
-        f"GPT-2 124M's size, v3 decodes {one} times as fast with one row, {eight} with 8, {many} with 64, "
-        f"and {ratio(part='decode', batch=1, context=900)} with one row after 900 tokens. A prompt of 1000 tokens "
-        f"takes both about as long (ratio {ratio(part='prefill', name='1×1000')}).\n"
+        f"Next to CTranslate2 on the same {results['machine']['threads']} threads, in float32 and at GPT-2 124M's "
+        f"size, {newest} decodes {ratios('ctranslate2')}. Next to Hugging Face's `transformers` it decodes "
+        f"{ratios('transformers')}.\n"
     )
 
 
