@@ -964,7 +964,7 @@ def merged(results, old):
 
 def main(
     quick=False, goals=False, rounds=None, only=None, model=None, threads=None, out=None, report_only=False,
-    sides=None, append=False,
+    sides=None, append=False, budget=None,
 ):  # fmt: skip
     """Measure, print the tables, and write them with results.json and two pictures.
 
@@ -981,6 +981,7 @@ def main(
         report_only: measure nothing; make tables and pictures again from the folder's results.json, or with --goals
             print what it says about the goals.
         sides: some of v0 to v6, transformers, ctranslate2, with commas between them; without it, all.
+        budget: seconds after which a case gets no further round; without it, all rounds, or 3 with --quick.
         append: add to benchmarks/results.json (or out's), so that a long run can be made in pieces.
     """
     parts = PARTS if only is None else only.split(",") if isinstance(only, str) else list(only)
@@ -1023,7 +1024,7 @@ def main(
     }
     limits = Limits(threads, with_peer)
     limits.measure()
-    clock = Clock(rounds, budget=3 if quick else None, rest=0.05 if quick else 0.3)
+    clock = Clock(rounds, budget=budget or (3 if quick else None), rest=0.05 if quick else 0.3)
     fast = {s: side for s, side in sides.items() if s not in NO_CACHE} if goals else sides
     cases, measured = [], [limits.measure()]
     short, long = ([b for b in BATCHES if wanted(part, b)] for part in ("decode", "context"))
