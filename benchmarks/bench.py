@@ -1,13 +1,15 @@
-"""Speed and memory of every version and of transformers, measured side by side in one run.
+"""Speed and memory of the versions up to v6, of transformers and of CTranslate2, measured side by side in one run.
 
     python benchmarks/bench.py                   # everything: about 35 minutes on 2 cores
     python benchmarks/bench.py --goals           # what the goals need, in as many rounds: about 12 minutes
     python benchmarks/bench.py --quick           # two minutes
     python benchmarks/bench.py --only decode,prefill --rounds 9
+    python benchmarks/bench.py --only decode-8 --sides v3,v6 --append   # a piece of a long run
     python benchmarks/bench.py --model tales     # a model's own weights instead of random ones of GPT-2's size
 
 Needs the packages of the extra `bench`: pip install -e '.[bench]'. Without torch and transformers it compares the
-versions with each other. Prints Markdown tables and writes them, results.json and two pictures.
+versions with each other. v7 and v8 are about many prompts and are not here. Prints Markdown tables and writes them,
+results.json and two pictures.
 """
 import datetime
 import importlib.util
@@ -34,8 +36,8 @@ import numpy as np  # noqa: E402
 import utils  # noqa: E402
 import versions  # noqa: E402
 
-FILES = {version.name: version.file for version in versions.VERSIONS}
-PEER = "transformers"
+FILES = {version.name: version.file for version in versions.VERSIONS if version.name not in ("v7", "v8")}
+PEER, ENGINE = "transformers", "ctranslate2"
 NO_CACHE = ("v0", "v1", "v2")
 PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -98,7 +100,7 @@ class NoCache:
 
 
 class WithCache(NoCache):
-    """v3, v4 and v5. State: the cache, the attention mask with room for what comes, the ids to go in next [B]."""
+    """v3 and later. State: the cache, the ids to go in next [B]."""
 
     def new_cache(self, batch, n_tokens):
         return self.module.init_kv_cache(self.params["wte"], self.params["blocks"], self.n_head, batch, n_tokens)
@@ -111,24 +113,23 @@ class WithCache(NoCache):
     def start(self, prompt, batch, n_steps):
         n_tokens = len(prompt) + n_steps
         one = self.new_cache(1, n_tokens)
-        logits = self.module.prefill(np.array([prompt]), self.params, self.n_head, one, np.ones((1, len(prompt)), int))
-        kv_cache = one
-        if batch > 1:  # prefill one row only, and copy it to all
-            kv_cache = self.new_cache(batch, n_tokens)
-            for key, value in one.items():
-                if isinstance(value, np.ndarray):
-                    kv_cache[key][...] = value
-                else:
-                    kv_cache[key] = value
-        next_ids = np.repeat(np.argmax(logits, axis=-1), batch)
-        return {"kv_cache": kv_cache, "attention_mask": np.ones((batch, n_tokens), int), "next_ids": next_ids}
+        next_ids = np.repeat(np.argmax(self.module.prefill(np.array([prompt]), self.params, self.n_head, one)), batch)
+        kv_cache = self.new_cache(batch, n_tokens)
+        for key, value in one.items():  # prefill one row only, and copy it to all
+            if key == "blocks":
+                kv_cache[key][...] = value
+            else:
+                kv_cache[key] = np.repeat(value, batch, axis=0) if isinstance(value, np.ndarray) else value
+        return {"kv_cache": kv_cache, "next_ids": next_ids}
 
     def rewind(self, state, n_tokens):
-        state["kv_cache"]["length"] = n_tokens
+        kv_cache = state["kv_cache"]
+        kv_cache["length"] = n_tokens
+        if "real" in kv_cache:
+            kv_cache["real"] = kv_cache["real"][:, :n_tokens]
 
     def step(self, state):
-        cached = {"kv_cache": state["kv_cache"], "attention_mask": state["attention_mask"]}
-        logits = self.module.decode_one_token(state["next_ids"], self.params, self.n_head, **cached)
+        logits = self.module.decode_one_token(state["next_ids"], self.params, self.n_head, state["kv_cache"])
         state["next_ids"] = np.argmax(logits, axis=-1)
 
 
@@ -208,6 +209,51 @@ class Transformers:
         return self.torch.stack(new_ids, dim=1).tolist()
 
 
+class CTranslate2:
+    """CTranslate2's generator in float32, greedy. It takes tokens as text, here "t" and the id, and gives no logits."""
+
+    name = ENGINE
+
+    def __init__(self, params, hparams, folder, threads):
+        import ctranslate2
+
+        if not (folder / "model.bin").exists():
+            self.convert(params, hparams, folder)
+        threading = {"intra_threads": threads, "inter_threads": 1}
+        self.generator = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", **threading)
+
+    def convert(self, params, hparams, folder):
+        """Write the weights in CTranslate2's format, by way of a model of transformers."""
+        from ctranslate2.converters.transformers import GPT2Loader
+
+        spec = GPT2Loader().get_model_spec(Transformers(params, hparams).model)
+        spec.register_vocabulary([f"t{i}" for i in range(hparams["n_vocab"])])
+        spec.config.bos_token = spec.config.eos_token = spec.config.unk_token = f"t{hparams['n_vocab'] - 1}"
+        spec.validate()
+        spec.optimize(quantization="float32")
+        folder.mkdir(parents=True, exist_ok=True)
+        spec.save(str(folder))
+
+    def generate(self, prompts, n_new):
+        texts = [[f"t{i}" for i in ids] for ids in prompts]
+        options = {"beam_size": 1, "sampling_topk": 1, "end_token": [], "include_prompt_in_result": False}
+        found = self.generator.generate_batch(texts, max_length=n_new, min_length=n_new, **options)
+        return [result.sequences_ids[0] for result in found]
+
+    def prefill(self, prompts):
+        """-> the id [B, 1] that follows each prompt."""
+        return self.generate(prompts, 1)
+
+    def start(self, prompt, batch, n_steps):
+        return [prompt] * batch
+
+    def timed_steps(self, state, context, n_steps):
+        """Seconds per step: what n_steps more tokens take than one token, since a step alone cannot be called."""
+        self.generate([prompt[:8] for prompt in state], 2)
+        one = seconds(partial(self.generate, state, 1))
+        return (seconds(partial(self.generate, state, 1 + n_steps)) - one) / n_steps
+
+
 def named_weights(params):
     """params -> pairs of a tensor's name in a Hugging Face file, without its prefix, and the array."""
     ends = {"g": "weight", "w": "weight", "b": "bias"}
@@ -244,9 +290,11 @@ def version_names():
     return list(FILES)
 
 
-def make_side(name, params, hparams):
+def make_side(name, params, hparams, model, threads):
     if name == PEER:
         return Transformers(params, hparams)
+    if name == ENGINE:
+        return CTranslate2(params, hparams, ROOT / "build" / "ctranslate2" / Path(model or "random").name, threads)
     return (NoCache if name in NO_CACHE else WithCache)(name, params, hparams)
 
 
@@ -260,7 +308,7 @@ class Clock:
     each measurement, in which the other side's idle threads stop waiting busily for work.
     """
 
-    def __init__(self, rounds, budget=None, rest=0.2):
+    def __init__(self, rounds, budget=None, rest=0.3):
         self.rounds, self.budget, self.rest = rounds, budget, rest
 
     def race(self, label, runs, rounds=None, few=(), few_rounds=3):
@@ -359,9 +407,10 @@ def prompts_of(lengths, hparams, seed=1):
 
 def timed_steps(side, state, context, n_steps):
     """Seconds per decode step, on average of n_steps."""
+    if side.name == ENGINE:
+        return side.timed_steps(state, context, n_steps)
     side.rewind(state, context)
-    if side.name not in NO_CACHE:
-        side.step(state)  # the first step after a rest wakes the threads up
+    side.step(state)  # the first step after a rest wakes the threads up
     return seconds(partial(side.step, state), n_steps)
 
 
@@ -372,47 +421,55 @@ def measure_limits(limits, measured):
 
 
 def measure_decode(sides, hparams, clock, limits, context, batches, n_steps):
-    """Seconds per step, each of n_steps in a row, for all rows together."""
+    """Seconds per step, each of n_steps(batch) in a row, for all rows together."""
     cases = []
     prompt = prompts_of([context], hparams)[0]
     for batch in batches:
-        slow = context > 100  # a pass without a cache takes seconds here, and the time grows with the batch
-        names = [s for s in sides if not (slow and s in NO_CACHE and batch > 8)]
-        steps = {s: 1 if s in NO_CACHE else n_steps for s in names}
-        needed = 3 * 4 * 2 * batch * (context + n_steps + 1) * hparams["n_embd"] * hparams["n_layer"]  # three caches
+        names = [s for s in sides if context == SHORT or s not in NO_CACHE]  # seconds a step there without a cache
+        n = n_steps(batch)
+        steps = {s: 1 if s in NO_CACHE else n for s in names}
+        needed = 6 * 4 * 2 * batch * (context + n + 2) * hparams["n_embd"] * hparams["n_layer"]  # six caches
         if needed + 2e9 > available_memory():
             print(f"decode {batch} at {context}: skipped, it would take {needed / 1e9:.0f} GB", file=sys.stderr)
             continue
-        states = {s: sides[s].start(prompt, batch, n_steps + 1) for s in names if s != "v4"}
-        if "v4" in names:
-            states["v4"] = states["v3"]  # the same cache: there may be no room for two
+        states = {s: sides[s].start(prompt, batch, n + 2) for s in names}
         runs, measured = {s: partial(timed_steps, sides[s], states[s], context, steps[s]) for s in names}, []
         if batch == 1:
             runs["limits"] = partial(measure_limits, limits, measured)
-        few = NO_CACHE if slow else ()
-        times = clock.race(f"decode {batch} at {context}", runs, few=few, few_rounds=1 if batch > 1 else 3)
+        times = clock.race(f"decode {batch} at {context}", runs, few=NO_CACHE, few_rounds=3 if batch <= 8 else 1)
         times.pop("limits", None)
         cases.append({"part": "decode", "batch": batch, "context": context, "seconds": times, "limits": measured})
     return cases
 
 
-def measure_prefill(sides, hparams, clock, goals):
+def timed_prefill(side, prompts):
+    side.prefill([ids[:16] for ids in prompts])  # wakes the threads up
+    return seconds(partial(side.prefill, prompts))
+
+
+def measure_prefill(sides, hparams, clock, wanted):
     """Seconds until the logits after the prompts are there, and the cache is full."""
     ragged = np.linspace(16, 512, 8).astype(int).tolist()
     cases = []
     for name, lengths in (("1×1000", [1000]), ("8×128", [128] * 8), ("ragged 8", ragged)):
+        if not wanted("prefill", name.replace("×", "x").split()[0]):
+            continue
         if max(lengths) > hparams["n_ctx"]:
             print(f"prefill {name}: skipped, the model takes {hparams['n_ctx']} tokens", file=sys.stderr)
             continue
         prompts = prompts_of(lengths, hparams)
-        names = [s for s in sides if not (goals and s == "v5" and name != "1×1000")]  # slow, and without a goal here
-        runs = {s: partial(seconds, partial(sides[s].prefill, prompts)) for s in names}
-        times = clock.race(f"prefill {name}", runs, few=NO_CACHE)
+        runs = {s: partial(timed_prefill, side, prompts) for s, side in sides.items()}
+        times = clock.race(f"prefill {name}", runs, few=NO_CACHE, few_rounds=1)
         cases.append({"part": "prefill", "name": name, "lengths": lengths, "seconds": times})
     return cases
 
 
-def measure_whole(sides, hparams, clock, goals, quick):
+def timed_text(side, prompts, n_new):
+    side.generate(prompts, 2)  # wakes the threads up
+    return seconds(partial(side.generate, prompts, n_new))
+
+
+def measure_whole(sides, hparams, clock, wanted, goals, quick):
     """Seconds for whole texts, prompt and new tokens, by each side's own `generate`."""
     cases = []
     plans = [
@@ -422,11 +479,11 @@ def measure_whole(sides, hparams, clock, goals, quick):
     ]
     for name, batch, length, n_new, names in plans:
         names = [s for s in names if s in sides]
-        if quick and n_new == 200:
+        if quick and n_new == 200 or not wanted("whole", name.split()[0]):
             continue
         prompts = prompts_of([length] * batch, hparams)
-        runs = {s: partial(seconds, partial(sides[s].generate, prompts, n_new)) for s in names}
-        few = ("v1", "v2") if n_new == 200 else ()  # minutes each; v0 is in all rounds, for its bar
+        runs = {s: partial(timed_text, sides[s], prompts, n_new) for s in names}
+        few = NO_CACHE if n_new == 200 else ()  # half a minute each
         times = clock.race(name, runs, few=few, few_rounds=1)
         cases.append({"part": "whole", "name": name, "batch": batch, "seconds": times})
     return cases
@@ -476,7 +533,7 @@ def print_peak(name, model, batch, n_tokens, threads):
     peaks = {"python": peak_memory()}
     set_threads(threads, name == PEER)
     hparams, params = (utils.GPT2_124M, None) if name == PEER and model is None else load(model)
-    side = make_side(name, params, hparams)
+    side = make_side(name, params, hparams, model, threads)
     peaks["loaded"] = peak_memory()
     del params
     side.generate(prompts_of([n_tokens] * batch, hparams), 4)
@@ -543,38 +600,25 @@ def limit_seconds(results, batch=1, context=0):
 
 def bars(results):
     """Every goal -> (what, needed, measured numbers or [], "least" or "most"); measured is empty if it was not run."""
-    ours = [s for s in ("v3", "v4") if s in results["sides"]]
+    short = [({"part": "decode", "batch": b, "context": SHORT}, f"decode, batch {b}") for b in BATCHES]
+    long = [({"part": "decode", "batch": b, "context": LONG}, f"decode at {LONG} tokens, batch {b}") for b in (1, 4, 8)]
+    prompts = [({"part": "prefill", "name": name}, f"prefill {name}") for name in ("1×1000", "8×128")]
     rows = []
-    for batch, needed in zip(BATCHES, (1.25, 1.0, 1.0, 1.0, 1.0, 0.9, 0.9)):
-        case = find(results, part="decode", batch=batch, context=SHORT)
-        rows += [(f"decode, batch {batch}: {PEER} / {s}", needed, ratios(case, PEER, s), "least") for s in ours]
-    case = find(results, part="decode", batch=1, context=LONG)
-    rows += [(f"decode at {LONG} tokens, batch 1: {PEER} / {s}", 1.25, ratios(case, PEER, s), "least") for s in ours]
-    for name in ("1×1000", "8×128", "ragged 8"):
-        case = find(results, part="prefill", name=name)
-        rows += [(f"prefill {name}: {PEER} / {s}", 1.0, ratios(case, PEER, s), "least") for s in ours]
-    case = find(results, part="decode", batch=1, context=SHORT)
-    for s in ours:
-        shares = []
-        if case:
-            rates = [max(m["bandwidth"].values()) for m in case["limits"]]
-            shares = [read_bytes(results) / t / rate for t, rate in zip(case["seconds"][s], rates)]
-        rows.append((f"decode, batch 1: {s}'s share of the read bandwidth", 0.8, shares, "least"))
-    case = find(results, part="whole", name="60 tokens from 6")
-    rows.append(("60 tokens from 6: v2 / v3", 4.0, ratios(case, "v2", "v3"), "least"))
-    case = find(results, part="whole", name="200 tokens from 10")
-    rows.append(("200 tokens from 10: v0 / v3", 10.0, ratios(case, "v0", "v3"), "least"))
-    case = find(results, part="whole", name="8 times 20 tokens from 16")
-    rows.append(("8 times 20 tokens from 16: v0 / v1", 2.0, ratios(case, "v0", "v1"), "least"))
-    if "v5" in results["sides"]:
-        for batch in BATCHES:
-            case = find(results, part="decode", batch=batch, context=SHORT)
-            needed = 3.5 if batch <= 2 else 1.5
-            rows.append((f"decode, batch {batch}: v5 / v4", needed, ratios(case, "v5", "v4"), "most"))
-        case = find(results, part="prefill", name="1×1000")
-        rows.append(("prefill 1×1000: v5 / v4", 2.0, ratios(case, "v5", "v4"), "most"))
-    rows += memory_bars(results, ours)
-    return rows
+
+    def add(slower, faster, cases, needed, kind="least"):
+        for (wanted, label), bar in zip(cases, needed):
+            measured = ratios(find(results, **wanted), slower, faster)
+            rows.append((f"{label}: {slower} / {faster}", bar, measured, kind))
+
+    add(ENGINE, "v6", short, (1.0, 1.25, 1.5, 1.3, 1.4, 1.2, 1.0))
+    add(ENGINE, "v6", [*prompts, long[0], long[2]], (1.0,) * 4)
+    add(PEER, "v6", short, (1.7, 2.5, 2.5, 2.0, 1.6, 1.3, 1.1))
+    add(PEER, "v6", [*prompts, long[0], long[2]], (1.1, 1.1, 1.25, 1.25))
+    add("v3", "v6", short, (0.85, 1.2, 1.6, 1.3, 1.1, 0.95, 0.95))
+    add("v5", "v4", short, (1.4, 0.9, 0.65, 0.85, 1.0, 1.35, 1.6), "most")
+    add("v5", "v4", [prompts[0], *long], (1.5, 1.5, 1.0, 1.3), "most")
+    add("v0", "v3", [({"part": "whole", "name": "200 tokens from 10"}, "200 tokens from 10")], (10.0,))
+    return rows + memory_bars(results, [s for s in ("v3", "v4") if s in results["sides"]])
 
 
 def memory_bars(results, ours):
@@ -641,16 +685,12 @@ def decode_extra(results):
     def extra(case):
         limit = limit_seconds(results, case["batch"], case["context"])
         columns = {}
-        for s in ("v3", "v4"):
-            if PEER in results["sides"] and s in results["sides"]:
-                values = ratios(case, PEER, s)
-                columns[f"{PEER} / {s}"] = f"{np.median(values):.2f}" if values else "–"
-        if "v5" in results["sides"]:
-            values = ratios(case, "v5", "v4")
-            columns["v5 / v4"] = f"{np.median(values):.2f}" if values else "–"
+        for slower, faster in ((PEER, "v6"), (ENGINE, "v6"), ("v3", "v6"), ("v5", "v4")):
+            if values := ratios(case, slower, faster):
+                columns[f"{slower} / {faster}"] = f"{np.median(values):.2f}"
         columns["limit"] = f"{limit * 1e3:.1f}"
-        for s in ("v3", PEER):
-            if s in results["sides"]:
+        for s in ("v3", "v6", ENGINE, PEER):
+            if case["seconds"].get(s):
                 columns[f"{s} reaches"] = f"{limit / np.median(case['seconds'][s]):.0%}"
         return columns
 
@@ -665,11 +705,11 @@ def prefill_extra(results):
     def extra(case):
         flop = sum(2 * n * n_weights + 2 * sizes["n_layer"] * n * n * sizes["n_embd"] for n in case["lengths"])
         columns = {}
-        for s in ("v3", "v4"):
-            if PEER in results["sides"] and s in results["sides"]:
-                columns[f"{PEER} / {s}"] = f"{np.median(ratios(case, PEER, s)):.2f}"
-        for s in ("v3", PEER):
-            if s in results["sides"]:
+        for slower, faster in ((PEER, "v6"), (ENGINE, "v6"), ("v3", "v6"), ("v5", "v4")):
+            if values := ratios(case, slower, faster):
+                columns[f"{slower} / {faster}"] = f"{np.median(values):.2f}"
+        for s in ("v3", "v6", ENGINE, PEER):
+            if case["seconds"].get(s):
                 columns[f"{s} reaches"] = f"{flop / np.median(case['seconds'][s]) / results['limits']['peak']:.0%}"
         return columns
 
@@ -711,6 +751,15 @@ def memory_table(results, cases):
     return table(header, rows)
 
 
+def count_rounds(results):
+    """How many rounds there were, as text."""
+    timed = [case for case in results["cases"] if case["part"] in ("decode", "prefill", "whole")]
+    counts = [len(times) for case in timed for s, times in case["seconds"].items() if times and s not in NO_CACHE]
+    least, most = (min(counts), max(counts)) if counts else (results["rounds"],) * 2
+    rounds = f"{least}" if least == most else f"{least} to {most}"
+    return f"{rounds} rounds, fewer for slow cases of versions without a cache"
+
+
 def report(results):
     """All tables, as Markdown."""
     limits, parts = results["limits"], []
@@ -719,7 +768,7 @@ def report(results):
     parts.append(
         f"{results['model']}, float32, {results['n_weights']:,} weights of 4 bytes. {machine['processor']}, "
         f"{machine['threads']} threads for every side; {machine['versions']}; {results['date']}; "
-        f"{results['rounds']} rounds{kind}.\n"
+        f"{count_rounds(results)}{kind}.\n"
     )
     parts.append(
         f"Limits, measured between the rounds: reading {limits['bandwidth'] / 1e9:.1f} GB/s "
@@ -755,8 +804,8 @@ def report(results):
 # ---------------------------------------------------------------- pictures
 
 COLORS = {"v0": "#b8b8b8", "v1": "#e0a63c", "v2": "#c05a2b", "v3": "#1f6fb4", "v4": "#2aa198", "v5": "#7b4fb5"}
-COLORS[PEER] = "#111111"
-MARKERS = {"v0": "v", "v1": "^", "v2": "s", "v3": "o", "v4": "D", "v5": "P", PEER: "X"}
+COLORS |= {"v6": "#d6336c", PEER: "#111111", ENGINE: "#666666"}
+MARKERS = {"v0": "v", "v1": "^", "v2": "s", "v3": "o", "v4": "D", "v5": "P", "v6": "*", PEER: "X", ENGINE: "h"}
 
 
 def new_figure(title, x_label, y_label):
@@ -829,6 +878,10 @@ def set_threads(threads, with_torch):
     import threadpoolctl  # not at the top: docs/build.py makes tables of results where it is not installed
 
     threadpoolctl.threadpool_limits(threads)
+    for name in FILES:
+        module = importlib.import_module(FILES[name])
+        if hasattr(module, "use_threads"):
+            module.use_threads(threads)
     if with_torch:
         import torch
 
@@ -849,6 +902,10 @@ def describe_machine(threads, with_torch):
         import transformers
 
         versions += [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
+    if importlib.util.find_spec(ENGINE):
+        import ctranslate2
+
+        versions.append(f"ctranslate2 {ctranslate2.__version__} (float32)")
     processor = match.group(1) if match else platform.processor() or platform.machine()
     return {"processor": processor, "threads": threads, "system": platform.system(), "versions": ", ".join(versions)}
 
@@ -857,10 +914,13 @@ def check_agreement(sides, hparams):
     """All sides must do the same work: the largest difference of their logits from the first side's, as text."""
     prompts = prompts_of([12, 12], hparams)
     logits = {s: np.array(side.prefill(prompts)) for s, side in sides.items()}
+    chosen = logits.pop(ENGINE, None)
     first = next(iter(logits.values()))
     worst = max(float(np.max(np.abs(values - first))) for values in logits.values())
     if worst > 1e-2 * max(1.0, float(np.max(np.abs(first)))):
         raise utils.UserError(f"the sides do not compute the same: their logits differ by up to {worst:.3g}")
+    if chosen is not None and not np.array_equal(chosen[:, 0], np.argmax(first, axis=-1)):
+        raise utils.UserError(f"{ENGINE} chooses other tokens than the others")
     return worst
 
 
@@ -887,28 +947,56 @@ def write(results, folder, pictures=True):
     return text
 
 
-def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=None, out=None, report_only=False):
+def merged(results, old):
+    """The results with the cases of an earlier piece of the same run. A side that was measured again counts anew."""
+    for case in results["cases"]:
+        key = {name: case[name] for name in ("part", "batch", "context", "name", "side", "tokens") if name in case}
+        if (before := find(old, **key)) and "seconds" in case:
+            before["seconds"] |= case["seconds"]
+            before["limits"] = before.get("limits") or case.get("limits")
+        else:
+            old["cases"].append(case)
+    old["cases"].sort(key=lambda c: (PARTS.index(c["part"]), c.get("context", 0), c["batch"] if "context" in c else 0))
+    sides = set(old["sides"]) | set(results["sides"])
+    return {**results, "limits": old["limits"], "cases": old["cases"],
+            "sides": [s for s in [*FILES, PEER, ENGINE] if s in sides]}  # fmt: skip
+
+
+def main(
+    quick=False, goals=False, rounds=None, only=None, model=None, threads=None, out=None, report_only=False,
+    sides=None, append=False, budget=None,
+):  # fmt: skip
     """Measure, print the tables, and write them with results.json and two pictures.
 
     Args:
         quick: two minutes: fewer rounds, and fewer cases still than with --goals.
         goals: only the cases and sides that the goals need, in the full number of rounds.
         rounds: how often each case is measured; 7, or 3 with --quick.
-        only: some of decode, context, prefill, whole, sequence, memory, with commas between them.
+        only: some of decode, context, prefill, whole, sequence, memory, with commas between them, or single cases of
+            them: decode-8 and context-1 by their rows, prefill-1x1000, whole-200.
         model: a model's name or folder; without it, random weights of GPT-2 124M's size.
         threads: threads of every side; without it, one per core.
         out: folder for the results. A complete run on random weights goes to benchmarks/ and docs/performance.md, any
             other to build/bench/.
-        report_only: measure nothing; make tables and pictures again from the folder's results.json.
+        report_only: measure nothing; make tables and pictures again from the folder's results.json, or with --goals
+            print what it says about the goals.
+        sides: some of v0 to v6, transformers, ctranslate2, with commas between them; without it, all.
+        budget: seconds after which a case gets no further round; without it, all rounds, or 3 with --quick.
+        append: add to benchmarks/results.json (or out's), so that a long run can be made in pieces.
     """
     parts = PARTS if only is None else only.split(",") if isinstance(only, str) else list(only)
-    if unknown := set(parts) - set(PARTS):
+    if unknown := {part.split("-")[0] for part in parts} - set(PARTS):
         raise utils.UserError(f"--only takes {', '.join(PARTS)}, not {', '.join(sorted(unknown))}")
+
+    def wanted(part, name=""):
+        return part in parts or f"{part}-{name}" in parts or not name and any(p.split("-")[0] == part for p in parts)
+
     goals = goals or quick
     complete = not goals and only is None and model is None
-    folder = Path(out).resolve() if out else HERE if complete or report_only else ROOT / "build" / "bench"
+    folder = Path(out).resolve() if out else HERE if complete or report_only or append else ROOT / "build" / "bench"
     if report_only:
-        print(write(json.loads((folder / "results.json").read_text(encoding="utf-8")), folder))
+        results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+        print(bar_table(results) if goals else write(results, folder))
         return
     threads = threads or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     rounds = rounds or (3 if quick else 7)
@@ -917,8 +1005,11 @@ def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=N
         print("torch and transformers are not installed: the versions are compared with each other", file=sys.stderr)
     set_threads(threads, with_peer)
     hparams, params = load(model)
-    names = version_names() + [PEER] * with_peer
-    sides = {name: make_side(name, params, hparams) for name in names}
+    names = version_names() + [PEER] * with_peer + [ENGINE] * bool(with_peer and importlib.util.find_spec(ENGINE))
+    if sides:
+        asked = sides.split(",") if isinstance(sides, str) else list(sides)
+        names = [name for name in names if name in asked]
+    sides = {name: make_side(name, params, hparams, model, threads) for name in names}
     results = {
         "model": f"the model {model}" if model else "random weights of GPT-2 124M's size",
         "date": datetime.date.today().isoformat(),
@@ -933,20 +1024,23 @@ def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=N
     }
     limits = Limits(threads, with_peer)
     limits.measure()
-    clock = Clock(rounds, budget=3 if quick else None, rest=0.05 if quick else 0.2)
+    clock = Clock(rounds, budget=budget or (3 if quick else None), rest=0.05 if quick else 0.3)
     fast = {s: side for s, side in sides.items() if s not in NO_CACHE} if goals else sides
     cases, measured = [], [limits.measure()]
-    if "decode" in parts:
-        cases += measure_decode(fast, hparams, clock, limits, SHORT, BATCHES, 4 if quick else 8)
-    if "context" in parts and hparams["n_ctx"] < LONG + 9:
+    short, long = ([b for b in BATCHES if wanted(part, b)] for part in ("decode", "context"))
+    if short:
+        steps = {1: 16, 2: 10, 4: 10}
+        cases += measure_decode(fast, hparams, clock, limits, SHORT, short, lambda b: 4 if quick else steps.get(b, 8))
+    if long and hparams["n_ctx"] < LONG + 22:
         print(f"context of {LONG} tokens: skipped, the model takes {hparams['n_ctx']} tokens", file=sys.stderr)
-    elif "context" in parts:
-        cases += measure_decode(fast, hparams, clock, limits, LONG, BATCHES[:1] if goals else BATCHES, 4)
+    elif long:
+        long = sorted({1, 4, 8} & set(long)) if goals else long
+        cases += measure_decode(fast, hparams, clock, limits, LONG, long, lambda b: 4 if quick else 10)
     measured += [m for case in cases for m in case["limits"]]
-    if "prefill" in parts:
-        cases += measure_prefill(fast, hparams, clock, goals)
-    if "whole" in parts:
-        cases += measure_whole(sides, hparams, clock, goals, quick)
+    if wanted("prefill"):
+        cases += measure_prefill(fast, hparams, clock, wanted)
+    if wanted("whole"):
+        cases += measure_whole(sides, hparams, clock, wanted, goals, quick)
     if "sequence" in parts and (quick or not goals):
         cases.append(measure_sequence(sides, hparams, 1 if quick else 3, 60 if quick else 200))
     measured.append(limits.measure())
@@ -956,6 +1050,8 @@ def main(quick=False, goals=False, rounds=None, only=None, model=None, threads=N
     results["cases"] = cases
     (bandwidth_by, bandwidth), (peak_by, peak) = best(measured, "bandwidth"), best(measured, "peak")
     results["limits"] = {"bandwidth": bandwidth, "bandwidth_by": bandwidth_by, "peak": peak, "peak_by": peak_by}
+    if append and (folder / "results.json").exists():
+        results = merged(results, json.loads((folder / "results.json").read_text(encoding="utf-8")))
     print(write(results, folder))
     print(f"written to {folder}", file=sys.stderr)
 

@@ -26,7 +26,7 @@ SPEED = DOCS / "measured" / "speed.json"
 KERNELS = DOCS / "measured" / "kernels.json"
 EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
-OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
+OTHER_RESULTS = ROOT / "benchmarks" / "results_haswell.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
 VERIFIED = {"tales": ("the bundled model", 150), "random": ("random, in the shape of 124M", 30)}  # longest prompts
@@ -235,8 +235,8 @@ def speed_source(table):
     results = benchmark()
     if results:
         return (
-            f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine_of(results)}): one prompt, "
-            "200 tokens after 10.\n"
+            f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine_of(results)}): one "
+            "prompt, 200 tokens after 10.\n"
         )
     data = load(SPEED)
     return (
@@ -349,7 +349,7 @@ def verify_text(table):
 
 
 def exact_table(version, kept, how):
-    """A table of the time of a version over v4's under each kernel: of the benchmark, where that has v6, or as noted."""
+    """A table of the time of a version over v4's under each kernel: of the benchmark if it has v6, or as noted."""
 
     def make(table):
         cost, rows, machine = load(EXACT)["cost"], {}, load(EXACT)["machine"]
