@@ -349,7 +349,7 @@ def verify_text(table):
 
 
 def exact_table(version, kept, how):
-    """A table of the time of a version over v4's under each kernel: of the benchmark if it has v6, or as noted."""
+    """A table of a version's time over v4's under each kernel: of the benchmark, where that has v6, or as noted."""
 
     def make(table):
         cost, rows, machine = load(EXACT)["cost"], {}, load(EXACT)["machine"]

@@ -194,3 +194,29 @@ def test_streams_and_limits(command):
     for line in result.stdout.splitlines() if "--json" in command else ():
         json.loads(line)  # nothing else is printed among the results
     assert "Traceback" not in result.stderr
+
+
+# ---- the list of what was tried by hand
+
+
+def test_the_list_of_attacks_names_tests_that_exist():
+    attacks = json.loads((ROOT / "tests" / "attacks.json").read_text(encoding="utf-8"))
+    for attack in attacks:
+        assert list(attack) == ["attack", "command", "status", "last_line", "note", "test"]
+        if attack["test"]:
+            file, name = attack["test"].split("::")
+            assert f"def {name}(" in (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"), attack
+    assert len({attack["attack"] for attack in attacks}) == len(attacks)
+
+
+def test_the_page_counts_the_attacks_right():
+    attacks = json.loads((ROOT / "tests" / "attacks.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    by_status = [sum(attack["status"] == status for attack in attacks) for status in (2, 0, 141)]
+    n_mended = sum(attack["note"].startswith("mended") for attack in attacks)
+    assert f"{len(attacks)} attacks from a shell" in page and f"{n_mended} showed a fault" in page
+    refused, ran, closed = by_status
+    rest = len(attacks) - sum(by_status)
+    counts = f"{refused} were refused with status 2, {ran} ran, {closed} ended with a closed pipe, {rest} otherwise"
+    n_tests = sum(attack["test"] is not None for attack in attacks)
+    assert counts in page and f"For {n_tests} the file names the test" in page
