@@ -10,7 +10,7 @@ WHOLE, NUMBER, SWITCH = (numbers.Integral, "a whole number"), (numbers.Real, "a 
 SETTINGS = {  # name -> kind, lowest, highest
     "n_head": (WHOLE, 1, math.inf), "n_tokens_to_generate": (WHOLE, 0, math.inf), "pad_id": (WHOLE, 0, 2**31 - 1),
     "B": (WHOLE, 1, math.inf), "T_max": (WHOLE, 1, math.inf), "chunk": (WHOLE, 1, math.inf),
-    "n_logits": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
+    "n_logits": (WHOLE, 0, math.inf), "n_rows": (WHOLE, 1, math.inf), "n_draft": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
     "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
     "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
