@@ -29,12 +29,15 @@ from gpt2_io.npz import write_npz
 from gpt2_io.params import GPT2_124M, load_params, random_params
 from gpt2_io.safetensors import write_safetensors
 from gpt2_io.settings import (
+    check_cache_rows,
     check_ids,
     check_inputs,
     check_kv_cache,
     check_lengths,
+    check_limits,
     check_logits,
     check_mask,
+    check_places,
     check_prompts,
     check_settings,
     check_weights,

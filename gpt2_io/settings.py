@@ -10,12 +10,13 @@ WHOLE, NUMBER, SWITCH = (numbers.Integral, "a whole number"), (numbers.Real, "a 
 SETTINGS = {  # name -> kind, lowest, highest
     "n_head": (WHOLE, 1, math.inf), "n_tokens_to_generate": (WHOLE, 0, math.inf), "pad_id": (WHOLE, 0, 2**31 - 1),
     "B": (WHOLE, 1, math.inf), "T_max": (WHOLE, 1, math.inf), "chunk": (WHOLE, 1, math.inf),
-    "n_logits": (WHOLE, 0, math.inf), "n_rows": (WHOLE, 1, math.inf), "n_draft": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
+    "n_logits": (WHOLE, 0, math.inf), "n_rows": (WHOLE, 1, math.inf), "n_bytes": (WHOLE, 1, math.inf),
+    "n_draft": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
     "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
     "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
 }  # fmt: skip
-OPTIONAL = ("chunk", "n_logits", "seed", "threads")  # None is as good as not given
+OPTIONAL = ("chunk", "n_bytes", "n_logits", "seed", "threads")  # None is as good as not given
 NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # all that makes sense at temperature 0
 
 
@@ -64,7 +65,7 @@ def check_ids(ids, name, n_vocab=2**31):
     return [int(i) for i in listed]
 
 
-def check_prompts(prompts):
+def check_prompts(prompts, n_vocab=2**31):
     """Prompts, lists of ids, as lists of int. Raises UserError where there is none, or one is empty or no such list."""
     listed = None if isinstance(prompts, (str, bytes, dict, set)) or not np.iterable(prompts) else list(prompts)
     if not listed:
@@ -72,7 +73,7 @@ def check_prompts(prompts):
     for i, ids in enumerate(listed):
         if isinstance(ids, (set, frozenset)):
             raise UserError(f"prompt {i} must be a list of ids: a set has no order")
-        listed[i] = check_ids(ids, f"prompt {i}")
+        listed[i] = check_ids(ids, f"prompt {i}", n_vocab)
         if not listed[i]:
             raise UserError(f"prompt {i} has no tokens; start from the <|endoftext|> token")
     return listed
@@ -133,12 +134,22 @@ def as_array(rows, what):
 def check_lengths(lengths, n_tokens_to_generate, n_ctx):
     """Raise UserError unless each prompt, given by its length in tokens, and what is to follow it fit into n_ctx."""
     check_settings(n_tokens_to_generate=n_tokens_to_generate)
-    for i, length in enumerate(lengths):
-        if int(length) + max(int(n_tokens_to_generate) - 1, 0) > n_ctx:  # the last new token is not fed in
+    check_limits(lengths, [n_tokens_to_generate] * len(lengths), n_ctx)
+
+
+def check_limits(lengths, n_tokens_to_generate, n_ctx):
+    """The same for a list with a number for each prompt, or one number for all -> such a list of int."""
+    limits = list(n_tokens_to_generate) if is_list(n_tokens_to_generate) else [n_tokens_to_generate] * len(lengths)
+    if len(limits) != len(lengths):
+        raise UserError(f"n_tokens_to_generate has {len(limits)} numbers for {len(lengths)} prompts")
+    for i, (length, limit) in enumerate(zip(lengths, limits)):
+        check_settings(n_tokens_to_generate=limit)
+        if int(length) + max(int(limit) - 1, 0) > n_ctx:  # the last new token is not fed in
             raise UserError(
-                f"prompt {i} has {length} tokens and {n_tokens_to_generate} are to be generated, but the model's limit "
+                f"prompt {i} has {length} tokens and {limit} are to be generated, but the model's limit "
                 f"n_ctx is {n_ctx}: shorten the prompt or generate fewer"
             )
+    return [int(limit) for limit in limits]
 
 
 def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
@@ -156,3 +167,42 @@ def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
     if cached.shape != shape or cached.dtype != wte.dtype or kv_cache["real"].shape != (B, n_past):
         raise UserError(f"kv_cache is of another model or batch: it has {cached.shape[2]} rows, input_ids {B}")
     check_lengths(np.sum(kv_cache["real"], axis=1) + np.sum(real, axis=1), 0, n_ctx=len(wpe))
+
+
+def check_cache_rows(kv_cache, wte, blocks, n_head, T_max=()):
+    """Raise UserError unless a cache of v7 is of this model, and each of its rows has room for T_max tokens, a list."""
+    if not isinstance(kv_cache, dict) or kv_cache.keys() != {"blocks", "n_clean", "ids", "n_reused"}:
+        raise UserError("kv_cache must be a cache as init_kv_cache makes it")
+    cached = kv_cache["blocks"]
+    shape = len(blocks), 2, len(kv_cache["ids"]), n_head, cached.shape[-2], wte.shape[1] // n_head
+    if cached.shape != shape or cached.dtype != wte.dtype:
+        raise UserError("kv_cache is of another model")
+    for i, n in enumerate(T_max):
+        if n > cached.shape[-2]:
+            room = cached.shape[-2]
+            raise UserError(f"prompt {i} and its new tokens take {n} slots of kv_cache, whose rows have {room}")
+
+
+def check_places(rows, position_ids, wanted, n_tokens, kv_cache, wpe):
+    """rows, position_ids and wanted of v7 as arrays. Raises UserError where they are not, or leave a gap in a row."""
+    n_slots = min(kv_cache["blocks"].shape[-2], len(wpe))
+    found = []
+    for name, places, n in (
+        ("rows", rows, len(kv_cache["ids"])), ("position_ids", position_ids, n_slots), ("wanted", wanted, n_tokens),
+    ):  # fmt: skip
+        array = as_array(places, name)
+        if name == "wanted" and array.size == 0:
+            array = array.astype(int)
+        if array.ndim != 1 or array.dtype.kind not in "iu" or np.any(array < 0) or np.any(array >= n):
+            raise UserError(f"{name} must be a list of whole numbers from 0 to {n - 1}, not {places!r:.60}")
+        if name != "wanted" and len(array) != n_tokens:
+            raise UserError(f"{name} has {len(array)} numbers for {n_tokens} tokens")
+        found.append(array.astype(int))
+    ends = {}
+    for row, position in zip(found[0].tolist(), found[1].tolist()):
+        n_held = len(kv_cache["ids"][row])
+        if position != ends.get(row, min(position, n_held)):
+            message = f"row {row} has a token at position {position}, but the one before it there"
+            raise UserError(f"{message} is {ends.get(row, n_held) - 1}")
+        ends[row] = position + 1
+    return found
