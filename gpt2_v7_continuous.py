@@ -450,18 +450,19 @@ def generate(
     n_rows = min(n_rows, len(kv_cache["ids"]))
     choice = {"sampling": sampling, "repetition_penalty": repetition_penalty, "stop_ids": stop_ids}
     choice |= {"on_token": on_token, "logprobs": logprobs}
-    output_ids, running = [[] for _ in generators], {}  # running: {row of the cache: job}
-    waiting = deque(row for row in range(len(generators)) if n_new[row // n_samples])
-    for row in set(range(len(generators))) - set(waiting) if on_end is not None else ():
-        on_end(row, [])
-    total = sum(n_new) * n_samples
-    with tqdm(total=total, desc="generating", disable=None if progress else True, leave=False) as bar:
+    prompts, n_new = ([x for x in xs for _ in range(n_samples)] for xs in (prompts, n_new))
+    output_ids, waiting = [[] for _ in prompts], deque(row for row, n in enumerate(n_new) if n)
+    if on_end is not None:
+        for row in np.flatnonzero(np.array(n_new) == 0).tolist():
+            on_end(row, [])
+    running = {}  # row of the cache -> what is made in it
+    with tqdm(total=sum(n_new), desc="generating", disable=None if progress else True, leave=False) as bar:
         while waiting or running:
             while waiting and len(running) < n_rows:
                 row = waiting.popleft()
-                text, n = list(prompts[row // n_samples]), n_new[row // n_samples]
-                job = {"row": row, "text": text, "limit": len(text) + n, "generator": generators[row]}
-                running[take_row(kv_cache, running, text)] = job | {"has_begun": False, "has_ended": False}
+                job = {"row": row, "text": list(prompts[row]), "limit": len(prompts[row]) + n_new[row]}
+                job |= {"generator": generators[row], "has_begun": False, "has_ended": False}
+                running[take_row(kv_cache, running, job["text"])] = job
             for row, job in running.items():
                 if not job["has_begun"]:
                     others = [other["text"] for other in running.values() if other["has_begun"]]
@@ -476,7 +477,7 @@ def generate(
                 bar.update(len(wanted))
             for row, job in [(row, job) for row, job in running.items() if job["has_ended"]]:
                 del running[row]
-                output_ids[job["row"]] = job["text"][len(prompts[job["row"] // n_samples]) :]
+                output_ids[job["row"]] = job["text"][len(prompts[job["row"]]) :]
                 bar.total -= max(job["limit"] - len(job["text"]) - 1, 0)
                 bar.set_postfix(reused=kv_cache["n_reused"])
                 if on_end is not None:

@@ -3,7 +3,8 @@
     python gpt2_v8_lookup.py "Once upon a time" --n_tokens_to_generate 60
 
 A step of a few tokens takes little longer than one of a single token. So guess how a text goes on from how it went on
-before, feed in the guess too, and keep as much of it as the model itself would have chosen.
+before, feed in the guess too, and keep as much of it as the model itself would have chosen (speculative decoding;
+Leviathan et al. 2023).
 """
 import functools
 import math
@@ -117,33 +118,12 @@ def mha(x, c_attn, c_proj, n_head, groups, kv_cache, slots):
     x = linear(x, **c_attn)  # [N, n_embd] -> [N, 3*n_embd]
     q, k, v = np.split(x.reshape(len(x), 3 * n_head, -1), 3, axis=1)  # [N, 3*n_embd] -> 3 of [N, n_head, d_head]
     rows, position_ids = slots
-    kv_cache[:, rows, :, position_ids] = np.stack((k, v), axis=1)
+    kv_cache[:, rows, :, position_ids] = np.stack((k, v), axis=1)  # [N, 2, n_head, d_head]
     x = np.empty_like(q)
-    for tokens, taken, where, masks in groups:
-        y = attention(q[tokens].swapaxes(1, 2), *kv_cache[:, where], masks)  # -> [R, n_head, n, d_head]
-        x[tokens[taken]] = y.swapaxes(1, 2)[taken]
+    for members, tokens, real, masks in groups:
+        y = attention(q[tokens].swapaxes(1, 2), *kv_cache[:, members], masks)  # [R, n] -> [R, n_head, n, d_head]
+        x[tokens[real]] = y.swapaxes(1, 2)[real]  # [R, n_head, n, d_head] -> [n_real, n_head, d_head]
     return linear(x.reshape(len(x), -1), **c_proj)  # [N, n_head, d_head] -> [N, n_embd]
-
-
-def group_by_row(rows, position_ids, dtype):
-    """Tokens whose attention is computed at once -> groups (tokens, taken, where, masks).
-
-    Rows of up to 8 tokens are a group together, since each has one block of queries; a longer row is one of its own.
-    tokens [R, n]: for each of R neighbouring rows, `where` in the cache, n places in the step. taken [R, n]: False
-    where a row has fewer tokens, or none. masks: as attention wants them.
-    """
-    groups, of_row = [], [np.flatnonzero(rows == row) for row in range(np.max(rows) + 1)]
-    short = [row for row, tokens in enumerate(of_row) if 0 < len(tokens) <= ROWS]
-    together = [range(short[0], short[-1] + 1)] if short else []
-    for members in [*together, *([row] for row, tokens in enumerate(of_row) if len(tokens) > ROWS)]:
-        found = [of_row[row] if row in short or len(members) == 1 else [] for row in members]
-        n = max(len(tokens) for tokens in found)
-        taken = np.arange(n) < np.array([len(tokens) for tokens in found])[:, None]  # [R, n]
-        tokens = np.zeros(taken.shape, dtype=int)
-        tokens[taken] = np.concatenate(found)
-        masks = make_masks(np.where(taken, position_ids[tokens], 0), dtype)
-        groups.append((tokens, taken, slice(members[0], members[-1] + 1), masks))
-    return groups
 
 
 def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, groups, kv_cache, slots):
@@ -153,75 +133,114 @@ def transformer_block(x, mlp, attn, ln_1, ln_2, n_head, groups, kv_cache, slots)
 
 
 def gpt2(input_ids, rows, position_ids, wte, wpe, blocks, ln_f, head, n_head, kv_cache, wanted):
-    """GPT-2 (Radford et al. 2019): N tokens -> logits [M, n_vocab] of the M `wanted` ones, by their place among the N.
+    """GPT-2 (Radford et al. 2019): N tokens -> logits [M, n_vocab] of the `wanted` ones, M places among the N.
 
-    input_ids [N]; rows [N]: each token's row in the cache; position_ids [N]: its position there. Keys and values of all
-    positions before must be in the cache already, or be among the N.
+    input_ids [N]; rows [N]: the row of the cache that each belongs to; position_ids [N]: its position in it. The tokens
+    of a row go on from those that the cache holds, or replace its last ones, and are added to it.
     """
     input_ids = utils.check_inputs(input_ids, wte, n_head, n_axes=1)
-    rows, position_ids, wanted = (np.array(x, dtype=int) for x in (rows, position_ids, wanted))
+    utils.check_cache_rows(kv_cache, wte, blocks, n_head)
+    rows, position_ids, wanted = utils.check_places(rows, position_ids, wanted, len(input_ids), kv_cache, wpe)
     x = wte[input_ids] + wpe[position_ids]  # [N] -> [N, n_embd]
-    # Where no row has come before, all rows are set to 0: even a weight of 0 times what was in memory could be NaN.
+    for row, position in zip(rows.tolist(), position_ids.tolist()):
+        del kv_cache["ids"][row][position:]
+    # Where no row has been before, all rows are set to 0: even a weight of 0 times what was in memory could be NaN.
     n_slots = max(kv_cache["n_clean"], whole_blocks(np.max(position_ids) + 1))
     kv_cache["blocks"][..., kv_cache["n_clean"] : n_slots, :] = 0
     kv_cache["n_clean"] = n_slots
-    groups = group_by_row(rows, position_ids, x.dtype)
-    slots = rows, position_ids
+    groups, slots = group_by_row(rows, position_ids, kv_cache["blocks"]), (rows, position_ids)
     for block, block_cache in zip(blocks, kv_cache["blocks"]):
         x = transformer_block(x, **block, n_head=n_head, groups=groups, kv_cache=block_cache, slots=slots)
-    return linear(layer_norm(x[wanted], **ln_f), **head)  # [M, n_embd] -> [M, n_vocab]
+    logits = linear(layer_norm(x[wanted], **ln_f), **head)  # [N, n_embd] -> [M, n_embd] -> [M, n_vocab]
+    for row, token_id in zip(rows.tolist(), input_ids.tolist()):  # last, so that a call that was broken off adds none
+        kv_cache["ids"][row].append(token_id)
+    return logits
 
 
-def make_masks(position_ids, dtype):
-    """position_ids [R, n] -> a mask [R, 1, 64, n_k] for each 64 queries, n_k whole blocks of keys that one of them sees."""
-    masks = []
-    for positions in np.split(position_ids, range(TILE, position_ids.shape[1], TILE), axis=1):
-        visible = np.arange(whole_blocks(np.max(positions) + 1)) <= positions[:, None, :, None]
-        masks.append(np.where(visible, 0, -1e10).astype(dtype))
-    return masks
+def group_by_row(rows, position_ids, cached):
+    """Tokens whose attention is computed at once -> groups (members, tokens, real, masks).
+
+    members: a slice of R neighbouring rows of the cache. tokens [R, n]: the places of their tokens among the N.
+    real [R, n]: False where a row has fewer than n. masks: see attention. The rows of a group have equally many blocks
+    of queries, and as many blocks of keys are read in each as the longest has: a call for each row may cost more.
+    """
+    block = 2 * TILE * cached.shape[3] * cached.shape[5] * cached.itemsize  # bytes of 64 keys and values of a row
+    runs, groups = [], []
+    for row in np.unique(rows).tolist():
+        places = np.flatnonzero(rows == row)
+        new = row, places, math.ceil(len(places) / ROWS), math.ceil((position_ids[places[-1]] + 1) / TILE)
+        run = [*runs[-1], new] if runs else [new]
+        n_keys = [n for *_, n in run]
+        wasted = (len(run) * max(n_keys) - sum(n_keys)) * block
+        if len(run) == 1 or wasted > (len(run) - 1) * 400_000 or (run[-2][0] + 1, run[-2][2]) != (row, new[2]):
+            runs.append([new])
+        else:
+            runs[-1] = run
+    for run in runs:
+        lengths = np.array([len(places) for _, places, *_ in run])
+        real = np.arange(max(lengths)) < lengths[:, None]  # [R] -> [R, n]
+        tokens = np.zeros(real.shape, dtype=int)
+        tokens[real] = np.concatenate([places for _, places, *_ in run])
+        masks = []  # for 64 queries each, up to the last block of keys that one of them sees: [R, 1, 64, n_k]
+        for positions in np.split(np.where(real, position_ids[tokens], 0), range(TILE, max(lengths), TILE), axis=1):
+            visible = np.arange(whole_blocks(np.max(positions) + 1)) <= positions[:, None, :, None]
+            masks.append(np.where(visible, 0, -1e10).astype(cached.dtype))
+        groups.append((slice(run[0][0], run[-1][0] + 1), tokens, real, masks))
+    return groups
 
 
-def init_kv_cache(wte, blocks, n_head, n_rows, T_max, n_bytes=math.inf):
+def init_kv_cache(wte, blocks, n_head, n_rows, T_max, n_bytes=None):
     """An empty cache of keys and values for n_rows rows of up to T_max tokens each. It belongs to the caller.
 
-    T_max is rounded up to whole blocks of 64. All memory is taken here:
-    2 * n_layer * n_rows * n_head * T_max * d_head * itemsize bytes. There are fewer rows where this is over n_bytes.
-    "ids": the tokens of which each row holds keys and values. "n_reused": how many of them were copied, not computed.
+    All its memory is taken here: 2 * n_layer * n_rows * n_head * T_max * d_head * itemsize bytes, T_max in whole
+    blocks. If this is more than n_bytes, it has fewer rows; raises UserError where not even one fits.
+    "ids": for each row the tokens whose keys and values it holds. "n_reused": how many were copied and not computed.
     """
     utils.check_weights(wte, n_head)
-    utils.check_settings(n_rows=n_rows, T_max=T_max)
-    row = 2 * len(blocks) * whole_blocks(T_max) * wte.shape[1] * wte.itemsize
-    if row > n_bytes:
-        raise utils.UserError(f"a row of {T_max} tokens takes {row} bytes in the cache, which may have {n_bytes}")
-    n_rows = int(min(n_rows, n_bytes // row))
-    blocks = np.empty((len(blocks), 2, n_rows, n_head, whole_blocks(T_max), wte.shape[1] // n_head), wte.dtype)
-    return {"blocks": blocks, "n_clean": 0, "ids": [[] for _ in range(n_rows)], "n_reused": 0}
-
-
-def reuse(kv_cache, row, ids, others):
-    """Let a row begin with what it or another row holds of the same ids already -> whether it may go on now.
-
-    The keys and values are copied: they have the same bits as if they were computed. others: {row: ids} of rows that
-    are running; where one of them is about to compute what is wanted, it is better to wait.
-    """
-    cached = kv_cache["ids"]
-    shared = {other: count_shared(ids[:-1], others.get(other, cached[other])) for other in range(len(cached))}
-    source = max(shared, key=lambda other: (shared[other], other == row))
-    n = shared[source] if shared[source] >= TILE else 0  # less is computed as quickly
-    if n > len(cached[source]):
-        return False
-    if source != row:
-        kv_cache["blocks"][:, :, row, :, : whole_blocks(n)] = kv_cache["blocks"][:, :, source, :, : whole_blocks(n)]
-    cached[row] = ids[:n]
-    kv_cache["n_reused"] += n
-    return True
+    utils.check_settings(n_rows=n_rows, T_max=T_max, n_bytes=n_bytes)
+    shape = len(blocks), 2, n_head, whole_blocks(T_max), wte.shape[1] // n_head
+    n_row = math.prod(shape) * wte.itemsize  # bytes
+    if n_bytes is not None and n_bytes < n_row:
+        raise utils.UserError(f"n_bytes is {n_bytes}, but a row of {T_max} tokens takes {n_row} bytes in the cache")
+    n_rows = n_rows if n_bytes is None or n_row == 0 else min(n_rows, n_bytes // n_row)
+    cached = np.empty((*shape[:2], n_rows, *shape[2:]), wte.dtype)
+    return {"blocks": cached, "n_clean": 0, "ids": [[] for _ in range(n_rows)], "n_reused": 0}
 
 
 def count_shared(a, b):
     """How many ids two lists have in common at their beginning."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(np.array(a[:n]) != np.array(b[:n]))
-    return int(differ[0]) if len(differ) else n
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def take_row(kv_cache, running, ids):
+    """The free row that loses least when it takes a text of these ids; `running` rows are not free."""
+    lost = {}
+    for row, held in enumerate(kv_cache["ids"]):
+        if row not in running:
+            n_shared = count_shared(ids, held)
+            lost[row] = len(held) - n_shared, -n_shared
+    return min(lost, key=lost.get)
+
+
+def reuse(kv_cache, row, ids, others):
+    """Let a row begin with what some row of the cache holds of the same ids -> whether it may go on now.
+
+    Keys and values are copied: they have the same bits as if they were computed again. others: texts that are running.
+    It is better to wait where one of these is about to compute what is needed here, too.
+    """
+    worth = 2 * ROWS  # fewer tokens are computed as quickly
+    cached, ids = kv_cache["ids"], ids[:-1]  # the last one is fed in, for its logits
+    shared = [count_shared(ids, held) for held in cached]
+    source = max(range(len(cached)), key=lambda other: (shared[other], other == row))
+    if max((count_shared(ids, text) for text in others), default=0) >= shared[source] + worth:
+        return False
+    n = shared[source] if shared[source] >= worth else 0
+    del cached[row][n if source == row else 0 :]
+    if source != row:
+        kv_cache["blocks"][:, :, row, :, :n] = kv_cache["blocks"][:, :, source, :, :n]
+        cached[row] += ids[:n]
+    kv_cache["n_reused"] += n
+    return True
 
 
 def tile_params(params):
@@ -348,7 +367,7 @@ def sample(logits, generators=(), temperature=0.0, top_k=0, top_p=1.0, min_p=0.0
 
 def log_softmax(logits):
     """Logarithm of the softmax over the last axis: any shape -> same shape."""
-    with np.errstate(under="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         x = logits - np.max(logits, axis=-1, keepdims=True)
         return x - np.log(np.sum(np.exp(x), axis=-1, keepdims=True))
 
@@ -366,130 +385,153 @@ def row_generators(seed, B, n_samples):
     return [np.random.default_rng(np.random.SeedSequence(first, spawn_key=stream)) for first, *stream in rows]
 
 
-def draft(ids, n_draft, index):
+def next_tokens(running, cached, chunk):
+    """What each row feeds in next -> {row: ids}: what its text has more than the cache, `chunk` tokens in all.
+
+    A text that is continued has one token and always gets its turn; the rest is for prompts, in the order they came.
+    """
+    left = {row: job["text"][len(cached[row]) :] for row, job in running.items() if job["has_begun"]}
+    room = max(chunk - sum(len(ids) == 1 for ids in left.values()), 1)
+    for row, ids in left.items():
+        if len(ids) > 1:
+            left[row] = ids[:room]
+            room -= len(left[row])
+    return left
+
+
+def choose(jobs, logits, sampling, repetition_penalty, stop_ids, on_token, logprobs):
+    """Choose the next token of each job's text by logits [n_jobs, n_vocab], and whether the text ends with it."""
+    scores = logits
+    if repetition_penalty != 1:
+        scores = penalize_repetition(logits, [job["text"] for job in jobs], repetition_penalty)
+    ids = sample(scores, [job["generator"] for job in jobs], **sampling)
+    chosen = log_softmax(logits)[np.arange(len(ids)), ids].tolist() if logprobs else [None] * len(ids)
+    for job, token_id, logprob in zip(jobs, ids.tolist(), chosen):
+        job["has_ended"] = token_id in stop_ids
+        if not job["has_ended"]:
+            job["text"].append(token_id)
+            stopped = on_token is not None and on_token(job["row"], token_id, logprob)
+            job["has_ended"] = stopped or len(job["text"]) == job["limit"]
+
+
+def draft(ids, n_draft, index=None):
     """Guess how a text goes on: as it did after the latest earlier occurrence of its last 3, or else 2, tokens.
 
-    Speculative decoding (Leviathan et al. 2023) with the text itself as the draft (prompt lookup, Saxena 2023).
-    ids: the text; index: {} at first, it notes where each run of tokens ended last. It grows with the text, so no step
-    has to search all of it. Returns at most n_draft ids, or [].
+    The text is its own draft model (prompt lookup; Saxena 2023). Returns at most n_draft ids, or [].
+    index: {} at first; it keeps where each run of tokens ended last, so that no step has to search the whole text.
     """
-    for end in range(index.get("length", 2), len(ids)):  # runs that end before the last token
-        for n in (2, 3):
-            index[tuple(ids[max(end - n, 0) : end])] = end
+    index = {} if index is None else index
+    for end in range(index.get("length", 2), len(ids)):  # where runs end that another token follows
+        index[tuple(ids[end - 2 : end])] = index[tuple(ids[max(end - 3, 0) : end])] = end
     index["length"] = max(len(ids), 2)
-    for n in (3, 2):
-        end = index.get(tuple(ids[-n:]))
-        if end is not None:
-            return ids[end : end + n_draft]
-    return []
+    end = index.get(tuple(ids[-3:])) or index.get(tuple(ids[-2:])) or len(ids)
+    return ids[end : end + n_draft]
 
 
-def n_in_blocks(n):
-    """How many rows n tokens take in `multiply`: whole blocks of 8, or 4."""
-    return math.ceil(n / ROWS) * ROWS if n > 4 else 4
+def add_drafts(fed, running, cached, n_draft):
+    """Let rows feed in a guess behind their text, too: {row: ids} as from next_tokens, in place.
+
+    A text that its guesses foretold for n tokens, fed in or not, will go on so for n more. This is how many are worth
+    a block of rows of their own; what is left of the last block costs nothing. The surest guesses go first.
+    """
+    whole = {row: running[row] for row in fed if len(cached[row]) + len(fed[row]) == len(running[row]["text"])}
+    for job in whole.values():
+        guess, new = job["guess"], job["text"][job["n_seen"] :]
+        n_right = count_shared(guess, new)
+        job["streak"] = job["streak"] + n_right if 0 < n_right == min(len(guess), len(new)) else 0
+        n = min(n_draft, job["limit"] - len(job["text"]) - 1)  # the last new token is not fed in
+        guess = draft(job["text"], n, job["index"])
+        job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # where the text ends, the guess repeats itself
+    n_tokens = sum(map(len, fed.values()))
+    n_sure = sum(min(job["streak"], len(job["guess"])) for job in whole.values())
+    n_filled = 4 if n_tokens <= 4 else ROWS * math.ceil(n_tokens / ROWS)
+    room = max(n_filled, ROWS * round((n_tokens + n_sure) / ROWS)) - n_tokens
+    for row, job in sorted(whole.items(), key=lambda item: -item[1]["streak"]):
+        fed[row] = fed[row] + job["guess"][:room]
+        room -= len(job["guess"][:room])
+
+
+def is_last(job, position, token_id):
+    """Whether a token that was fed in at a position is the last one of a text that goes on."""
+    return not job["has_ended"] and job["text"][position:] == [token_id]
 
 
 def generate(
     prompts, params, n_head, n_tokens_to_generate, n_rows=16, temperature=0.0, top_k=0, top_p=1.0,
     min_p=0.0, repetition_penalty=1.0, seed=None, n_samples=1, stop_ids=(), on_token=None, logprobs=False,
-    progress=True, chunk=256, kv_cache=None, on_end=None, n_draft=7,
+    progress=True, chunk=None, n_bytes=None, kv_cache=None, on_end=None, n_draft=7,
 ):
     """Sampling, or greedy decoding at temperature 0: lists of ids -> at most n_tokens_to_generate new ids for each.
 
-    n_rows run at once, and where one ends the next prompt takes its place. A step has at most `chunk` tokens of prompts
-    beside one of each row that is continued, so that none of those waits long. n_tokens_to_generate may also be a list,
-    a number for each prompt. kv_cache: one to go on with, as for the next turn of a conversation. Raises UserError
-    before any compute where a prompt and the new tokens do not fit into n_ctx.
+    n_tokens_to_generate: for all prompts, or a list with a number for each. Raises UserError before any compute where a
+    prompt and the new tokens do not fit into n_ctx, or not into the cache.
+    At most n_rows texts run at once, and no more than a cache of n_bytes holds. A step feeds in a token of each; those
+    that have just come share what is left of `chunk` tokens, 256 by default, so that nobody waits long.
+    A text may feed in up to n_draft tokens more, which are guessed, and keep those that it would have chosen.
+    kv_cache: one to go on with, with rows of its own, as for the next turn of a conversation. See init_kv_cache.
 
     The result is n_samples lists of int for each prompt, one prompt's after the other's. A list ends before the first
     id that is in stop_ids, or with an id for which on_token(row, id, logprob) returned a true value; logprob is the
-    logarithm of the probability that the model itself gave the id, or None without logprobs. on_end(row, ids) is told
-    each list when it is whole. Rows of the result are meant here, not of the cache.
+    logarithm of the probability that the model itself gave the id, or None without logprobs. on_end(row, ids) gets each
+    list as soon as it is whole. Here a row is one of the result.
     progress: whether a terminal shows a bar. seed: see row_generators. What a row chooses depends on its prompt and its
-    seed, to the bit, and never on the other rows, nor on what is drafted: n_draft tokens or fewer for each row a step.
+    seed, never on the other rows or on guesses: exactly so, whatever the type of the weights.
     """
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     switches = {"logprobs": logprobs, "progress": progress}
     utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty, **switches)
-    utils.check_settings(n_rows=n_rows, chunk=chunk or 0, n_draft=n_draft)
-    prompts = utils.check_prompts(prompts)
-    limits = utils.check_ids(np.broadcast_to(n_tokens_to_generate, len(prompts)), "n_tokens_to_generate")
-    for ids, limit in zip(prompts, limits):
-        utils.check_inputs(ids, params["wte"], n_head, n_axes=1)
-        utils.check_lengths([len(ids)], limit, n_ctx=len(params["wpe"]))
-    if kv_cache is None:
-        T_max = max(len(ids) + max(limit - 1, 0) for ids, limit in zip(prompts, limits))
-        n_rows = min(n_rows, len(prompts) * n_samples)
-        kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_rows, T_max)
-    cached = kv_cache["ids"]
+    utils.check_settings(n_rows=n_rows, chunk=chunk, n_bytes=n_bytes, n_draft=n_draft)
+    prompts = utils.check_prompts(prompts, len(params["wte"]))
+    n_new = utils.check_limits([len(ids) for ids in prompts], n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    T_max = [len(ids) + max(n - 1, 0) for ids, n in zip(prompts, n_new)]  # the last new token is not fed in
     generators = row_generators(seed, len(prompts), n_samples)
-    stop_ids = utils.check_ids([stop_ids] if isinstance(stop_ids, int) else stop_ids, "stop_ids", len(params["wte"]))
-    texts = [list(ids) for ids in prompts for _ in range(n_samples)]  # they grow
-    limits = [len(ids) + limit for ids, limit in zip(prompts, limits) for _ in range(n_samples)]
-    waiting = deque(r for r, limit in enumerate(limits) if limit > len(texts[r]))
-    running, begun = {}, set()  # {row of the cache: row of the result}; rows of the cache that have begun
-    indexes, streaks = [{} for _ in texts], [0] * len(texts)  # how many tokens in a row were guessed, fed in or not
-    bar = tqdm(total=len(waiting), desc="generating", disable=None if progress else True, leave=False)
-    while waiting or running:
-        for row in range(len(cached)):
-            if row not in running and waiting:
-                running[row] = waiting.popleft()
-        for row in sorted(running.keys() - begun, key=running.get):
-            if reuse(kv_cache, row, texts[running[row]], {other: texts[running[other]] for other in begun}):
-                begun.add(row)
-        # What each row has not yet fed in: one token of those that are continued, which go first, more of prompts.
-        left = {row: texts[running[row]][len(cached[row]) :] for row in sorted(begun, key=running.get)}
-        n_room, drafts, guesses = chunk, {}, {}
-        for row in sorted(left, key=lambda row: len(left[row]) > 1):
-            whole = len(left[row])
-            left[row] = left[row][: max(n_room, 1)]
-            n_room -= len(left[row])
-            if len(left[row]) == whole:
-                drafts[row] = []
-        n_tokens = sum(map(len, left.values()))
-        n_free = n_in_blocks(n_tokens) - n_tokens  # what only fills up the last block of rows costs nothing
-        for row in sorted(drafts, key=lambda row: -streaks[running[row]]):
-            r = running[row]
-            guesses[row] = draft(texts[r], n_draft, indexes[r])[: limits[r] - len(texts[r]) - 1]
-            drafts[row] = guesses[row][: max(streaks[r], n_free)]
-            n_free = max(n_free - len(drafts[row]), 0)
-        input_ids, rows, position_ids, wanted = [], [], [], []
-        for row, ids in left.items():
-            if row in drafts:
-                wanted += range(len(input_ids) + len(ids) - 1, len(input_ids) + len(ids) + len(drafts[row]))
-                ids = ids + drafts[row]
-            rows += [row] * len(ids)
-            position_ids += range(len(cached[row]), len(cached[row]) + len(ids))
-            input_ids += ids
-        step = {"rows": rows, "position_ids": position_ids, "wanted": wanted}
-        logits = gpt2(input_ids, **step, **params, n_head=n_head, kv_cache=kv_cache)  # [n_wanted, n_vocab]
-        for row, token_id in zip(rows, input_ids):
-            cached[row].append(token_id)
-        row_logits = iter(logits[:, None])  # each [1, n_vocab]
-        for row, drafted in drafts.items():
-            r, n_before, ended = running[row], len(texts[running[row]]), False
-            for i, scores in enumerate([next(row_logits) for _ in range(len(drafted) + 1)]):
-                of_model = scores
-                if repetition_penalty != 1:
-                    scores = penalize_repetition(scores, [texts[r]], repetition_penalty)
-                token_id = int(sample(scores, generators[r : r + 1], **sampling)[0])
-                logprob = log_softmax(of_model)[0, token_id].item() if logprobs else None
-                ended = token_id in stop_ids
-                if not ended:
-                    texts[r].append(token_id)
-                    ended = on_token is not None and on_token(r, token_id, logprob) or len(texts[r]) == limits[r]
-                streaks[r] = streaks[r] + 1 if guesses[row][i : i + 1] == [token_id] else 0
-                if ended or drafted[i : i + 1] != [token_id]:
-                    break
-            del cached[row][n_before + i :]  # what was fed in behind the last draft that was right
-            if ended:
+    stop_ids = utils.check_ids(stop_ids if np.iterable(stop_ids) else [stop_ids], "stop_ids", len(params["wte"]))
+    if kv_cache is None:
+        n_rows = min(n_rows, len(generators))
+        kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_rows, max(T_max), n_bytes)
+    utils.check_cache_rows(kv_cache, params["wte"], params["blocks"], n_head, T_max)
+    n_rows = min(n_rows, len(kv_cache["ids"]))
+    choice = {"sampling": sampling, "repetition_penalty": repetition_penalty, "stop_ids": stop_ids}
+    choice |= {"on_token": on_token, "logprobs": logprobs}
+    prompts, n_new = ([x for x in xs for _ in range(n_samples)] for xs in (prompts, n_new))
+    output_ids, waiting = [[] for _ in prompts], deque(row for row, n in enumerate(n_new) if n)
+    if on_end is not None:
+        for row in np.flatnonzero(np.array(n_new) == 0).tolist():
+            on_end(row, [])
+    running = {}  # row of the cache -> what is made in it
+    with tqdm(total=sum(n_new), desc="generating", disable=None if progress else True, leave=False) as bar:
+        while waiting or running:
+            while waiting and len(running) < n_rows:
+                row = waiting.popleft()
+                job = {"row": row, "text": list(prompts[row]), "limit": len(prompts[row]) + n_new[row]}
+                job |= {"generator": generators[row], "has_begun": False, "has_ended": False}
+                job |= {"index": {}, "guess": [], "n_seen": len(prompts[row]), "streak": 0}
+                running[take_row(kv_cache, running, job["text"])] = job
+            for row, job in running.items():
+                if not job["has_begun"]:
+                    others = [other["text"] for other in running.values() if other["has_begun"]]
+                    job["has_begun"] = reuse(kv_cache, row, job["text"], others)
+            fed = next_tokens(running, kv_cache["ids"], chunk or 256)
+            add_drafts(fed, running, kv_cache["ids"], n_draft)
+            tokens = [(i, row, len(kv_cache["ids"][row]) + n) for row in fed for n, i in enumerate(fed[row])]
+            input_ids, rows, position_ids = np.array(tokens).T  # [N, 3] -> 3 of [N]
+            wanted = [n for n, (_, row, position) in enumerate(tokens) if position + 1 >= len(running[row]["text"])]
+            logits = gpt2(input_ids, rows, position_ids, **params, n_head=n_head, kv_cache=kv_cache, wanted=wanted)
+            # A token is chosen where the one before is the last of its text, be it a guess that has proved right.
+            fed_in = [(running[rows[n]], position_ids[n], input_ids[n]) for n in wanted]
+            while last := [m for m, token in enumerate(fed_in) if is_last(*token)]:
+                choose([fed_in[m][0] for m in last], logits[last], **choice)
+                bar.update(len(last))
+            for row, job in running.items():
+                del kv_cache["ids"][row][max(len(job["text"]) - 1, 0) :]
+            for row, job in [(row, job) for row, job in running.items() if job["has_ended"]]:
                 del running[row]
-                begun.remove(row)
-                bar.update()
+                output_ids[job["row"]] = job["text"][len(prompts[job["row"]]) :]
+                bar.total -= max(job["limit"] - len(job["text"]) - 1, 0)
+                bar.set_postfix(reused=kv_cache["n_reused"])
                 if on_end is not None:
-                    on_end(r, texts[r][len(prompts[r // n_samples]) :])
-    bar.close()
-    return [text[len(prompts[r // n_samples]) :] for r, text in enumerate(texts)]
+                    on_end(job["row"], output_ids[job["row"]])
+    return output_ids
 
 
 def main(
