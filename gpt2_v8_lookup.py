@@ -8,7 +8,9 @@ Leviathan et al. 2023).
 """
 import functools
 import math
-from collections import deque
+import os
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from tqdm import tqdm
@@ -16,6 +18,7 @@ from tqdm import tqdm
 import utils
 
 ROWS, TILE = 8, 64  # rows in a block; columns in a tile, and keys in a block
+SMALL = 4_000_000  # multiplications, or as much other work, are not worth a thread: to wake one takes 30 microseconds
 
 
 def gelu(x):
@@ -38,22 +41,26 @@ def gelu(x):
 
 
 def softmax(x, out=None):
-    """Softmax over the last axis: any shape -> same shape, each row adds up to 1; in place with out=x."""
+    """Softmax over the last axis, in blocks of 64: any shape -> same shape, rows add up to 1; in place with out=x."""
     x = np.subtract(x, np.max(x, axis=-1, keepdims=True), out=out)
     with np.errstate(under="ignore"):  # the weight of a masked score underflows to exactly 0, as it should
         np.exp(x, out=x)
     # A product with ones for each block of 64 keys, then the blocks in order: what is masked adds zeros at the end.
-    blocks = x.reshape(*x.shape[:-1], -1, 1, TILE) @ np.ones((TILE, 1), x.dtype)  # [..., n_k] -> [..., n_k/64, 1, 1]
-    x /= np.cumsum(blocks[..., 0, 0], axis=-1)[..., -1:]
+    sums = x.reshape(*x.shape[:-1], -1, 1, TILE) @ np.ones(TILE, x.dtype)  # [..., n_k] -> [..., n_k/64, 1]
+    x /= np.cumsum(sums[..., 0], axis=-1)[..., -1:]
     return x
 
 
 def layer_norm(x, g, b, eps=1e-5):
     """Layer normalization over the last axis (Ba et al. 2016, section 3), then scale g and shift b, both [n_embd]."""
-    x = x - np.mean(x, axis=-1, keepdims=True)
-    variance = np.mean(x * x, axis=-1, keepdims=True)
-    x /= np.sqrt(variance + eps)
-    return x * g + b
+
+    def norm(x):
+        x = x - np.mean(x, axis=-1, keepdims=True)
+        variance = np.mean(x * x, axis=-1, keepdims=True)
+        x /= np.sqrt(variance + eps)
+        return x * g + b
+
+    return in_rows(norm, x, work=80)
 
 
 def linear(x, w, b):
@@ -66,12 +73,15 @@ def linear(x, w, b):
     n_parts, n_tiles, n, _ = w.shape
     rows = x.reshape(-1, n_parts * n)  # [..., n_in] -> [n_rows, n_in]
     parts = np.split(in_blocks(rows, fewest_rows(n, TILE, x.dtype)), n_parts, axis=-1)  # of [n_blocks, 8, n_in/n_parts]
-    y = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype)
+    y, bias = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype), np.resize(b, (n_tiles, TILE))
     size = max(8, 2048 // max(len(rows), 1))  # so many tiles that what they give is still in the cache when it is moved
-    for tiles in (slice(start, start + size) for start in range(0, n_tiles, size)):
-        products = [part @ tile for part, tile in zip(parts, w[:, tiles, None])]  # of [n_tiles, n_blocks, 8, 64]
-        y[:, :, tiles] = functools.reduce(np.add, products).transpose(1, 2, 0, 3)  # the parts are added in order
-    return (y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)] + b).reshape(*x.shape[:-1], len(b))
+
+    def multiply(tiles):
+        products = functools.reduce(np.add, (part @ tile for part, tile in zip(parts, w[:, tiles, None])))  # in order
+        np.add(products.transpose(1, 2, 0, 3), bias[tiles], out=y[:, :, tiles])  # from [n_tiles, n_blocks, 8, 64]
+
+    parallel(multiply, n_tiles, work=w[:, 0].size * y[..., 0, 0].size, at_once=size)
+    return y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)].reshape(*x.shape[:-1], len(b))
 
 
 def in_blocks(x, fewest):
@@ -83,9 +93,58 @@ def in_blocks(x, fewest):
     return x.reshape(*batch, -1, rows, n)
 
 
+def parallel(function, n, work, at_once=None):
+    """Call function(slice) for parts of 0 to n that make up the whole, in as many threads as pay.
+
+    work: multiplications for each of the n; at_once: how many a part has at most. An exception reaches the caller when
+    no thread is at work any more.
+    """
+    step, n_threads = at_once or max(n, 1), max(1, min(use_threads.n, n, n * work // SMALL))
+    starts = [n * i // n_threads for i in range(n_threads + 1)]
+
+    def share(start, stop):
+        for i in range(start, stop, step):
+            function(slice(i, min(i + step, stop)))
+
+    others = [pool(use_threads.n, os.getpid()).submit(share, *part) for part in zip(starts[1:], starts[2:])]
+    try:
+        share(*starts[:2])  # the first one here
+    finally:
+        errors = [other.exception() for other in others]  # waits
+    for error in filter(None, errors):
+        raise error
+
+
+@functools.cache
+def pool(n_threads, pid):
+    """Threads that sleep until there is work. A process that was forked has none of its parent's, and gets its own."""
+    return ThreadPoolExecutor(n_threads)
+
+
+def use_threads(n=None):
+    """Let `parallel` use n threads from now on, or as many as this process has cores, or OMP_NUM_THREADS says."""
+    utils.check_settings(threads=n)
+    use_threads.n = n or utils.count_threads()
+
+
+use_threads()
+
+
+def in_rows(function, x, work):
+    """function of x [..., n], which works on each row for itself. work: for each number."""
+    rows, y = x.reshape(-1, x.shape[-1]), np.empty(x.shape, x.dtype)
+    flat = y.reshape(rows.shape)
+
+    def some(part):
+        flat[part] = function(rows[part])
+
+    parallel(some, len(rows), work=work * x.shape[-1])
+    return y
+
+
 def ffn(x, c_fc, c_proj):
     """Position-wise feed-forward network (Vaswani et al. 2017, section 3.3): x -> same shape."""
-    x = gelu(linear(x, **c_fc))  # [..., n_embd] -> [..., 4*n_embd]
+    x = in_rows(gelu, linear(x, **c_fc), work=40)  # [..., n_embd] -> [..., 4*n_embd]
     return linear(x, **c_proj)  # [..., 4*n_embd] -> [..., n_embd]
 
 
@@ -120,9 +179,13 @@ def mha(x, c_attn, c_proj, n_head, groups, kv_cache, slots):
     rows, position_ids = slots
     kv_cache[:, rows, :, position_ids] = np.stack((k, v), axis=1)  # [N, 2, n_head, d_head]
     x = np.empty_like(q)
-    for members, tokens, real, masks in groups:
-        y = attention(q[tokens].swapaxes(1, 2), *kv_cache[:, members], masks)  # [R, n] -> [R, n_head, n, d_head]
-        x[tokens[real]] = y.swapaxes(1, 2)[real]  # [R, n_head, n, d_head] -> [n_real, n_head, d_head]
+
+    def attend(heads):
+        for members, tokens, real, masks in groups:
+            queries, (k, v) = q[tokens, heads].swapaxes(1, 2), kv_cache[:, members, heads]  # -> [R, n_head, n, d_head]
+            x[tokens[real], heads] = attention(queries, k, v, masks).swapaxes(1, 2)[real]  # -> [n_real, n_head, d_head]
+
+    parallel(attend, n_head, work=8 * TILE * sum(mask.size for *_, masks in groups for mask in masks))
     return linear(x.reshape(len(x), -1), **c_proj)  # [N, n_head, d_head] -> [N, n_embd]
 
 
@@ -266,9 +329,9 @@ def tile_params(params):
 
 @functools.cache
 def fewest_rows(n, m, dtype):
-    """4 if BLAS rounds a row times [n, m] alike in each slot of a block of 4, which is faster, and of 8; or else 8.
+    """4 if BLAS rounds a row times [n, m] in any slot of 4 rows, which are faster, as in any of 8, or else 8.
 
-    Raises UserError where not even the slots of a block of 8 are alike, because nothing here would be exact.
+    Raises UserError where not even 8 slots are alike.
     """
     rng = np.random.default_rng(0)
     rows, matrix = rng.standard_normal((16, 1, n)).astype(dtype), rng.standard_normal((n, m)).astype(dtype)
@@ -431,24 +494,27 @@ def draft(ids, n_draft, index=None):
 def add_drafts(fed, running, cached, n_draft):
     """Let rows feed in a guess behind their text, too: {row: ids} as from next_tokens, in place.
 
-    A text that its guesses foretold for n tokens, fed in or not, will go on so for n more. This is how many are worth
-    a block of rows of their own; what is left of the last block costs nothing. The surest guesses go first.
+    "rate": how often the latest guesses of a text were right, token by token, fed in or not. The k-th token of a guess
+    is right with a chance of rate^k. Those above 1/2 are worth blocks of rows of their own, to the nearest whole one;
+    what is left of the last block of the others costs nothing.
     """
     whole = {row: running[row] for row in fed if len(cached[row]) + len(fed[row]) == len(running[row]["text"])}
-    for job in whole.values():
+    chances = []
+    for row, job in whole.items():
         guess, new = job["guess"], job["text"][job["n_seen"] :]
         n_right = count_shared(guess, new)
-        job["streak"] = job["streak"] + n_right if 0 < n_right == min(len(guess), len(new)) else 0
+        for is_right in [1] * n_right + [0] * (n_right < min(len(guess), len(new))):
+            job["rate"] += (is_right - job["rate"]) / 8
         n = min(n_draft, job["limit"] - len(job["text"]) - 1)  # the last new token is not fed in
         guess = draft(job["text"], n, job["index"])
-        job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # where the text ends, the guess repeats itself
+        job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # a guess up to the end of the text goes round
+        chances += [(job["rate"] ** k, row) for k in range(1, len(job["guess"]) + 1)]
     n_tokens = sum(map(len, fed.values()))
-    n_sure = sum(min(job["streak"], len(job["guess"])) for job in whole.values())
+    n_sure = sum(chance > 0.5 for chance, _ in chances)
     n_filled = 4 if n_tokens <= 4 else ROWS * math.ceil(n_tokens / ROWS)
     room = max(n_filled, ROWS * round((n_tokens + n_sure) / ROWS)) - n_tokens
-    for row, job in sorted(whole.items(), key=lambda item: -item[1]["streak"]):
-        fed[row] = fed[row] + job["guess"][:room]
-        room -= len(job["guess"][:room])
+    for row, n in Counter(row for _, row in sorted(chances, reverse=True)[:room]).items():
+        fed[row] = fed[row] + running[row]["guess"][:n]
 
 
 def is_last(job, position, token_id):
@@ -505,7 +571,7 @@ def generate(
                 row = waiting.popleft()
                 job = {"row": row, "text": list(prompts[row]), "limit": len(prompts[row]) + n_new[row]}
                 job |= {"generator": generators[row], "has_begun": False, "has_ended": False}
-                job |= {"index": {}, "guess": [], "n_seen": len(prompts[row]), "streak": 0}
+                job |= {"index": {}, "guess": [], "n_seen": len(prompts[row]), "rate": 0.5}
                 running[take_row(kv_cache, running, job["text"])] = job
             for row, job in running.items():
                 if not job["has_begun"]:
@@ -537,7 +603,7 @@ def generate(
 def main(
     *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False, temperature=0.0, top_k=0,
     top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
-    stream=False, logprobs=False,
+    stream=False, logprobs=False, threads: int = None,
 ):
     """Print what the model writes after each prompt.
 
@@ -558,6 +624,7 @@ def main(
         ignore_eos: do not end a continuation at the end of a text, <|endoftext|>.
         stream: print text as it is made.
         logprobs: add each token's log-probability and their sum to the JSON.
+        threads: how many to use; without it, as many as there are cores.
     """
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "n_samples": n_samples}
     settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
@@ -565,6 +632,7 @@ def main(
     stop = utils.read_stop(stop)
     encoder, hparams, params = utils.load_model(model, models_dir)
     params = tile_params(params)
+    use_threads(threads)
     prompt_ids = utils.encode_prompts(encoder, prompts)
     settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": () if ignore_eos else encoder.stop_ids}
     with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
