@@ -494,9 +494,9 @@ def draft(ids, n_draft, index=None):
 def add_drafts(fed, running, cached, n_draft):
     """Let rows feed in a guess behind their text, too: {row: ids} as from next_tokens, in place.
 
-    "rate": how often the latest guesses of a text were right, token by token, fed in or not. The k-th token of a guess
-    is right with a chance of rate^k. Those above 1/2 are worth blocks of rows of their own, to the nearest whole one;
-    what is left of the last block of the others costs nothing.
+    "rate": how often the latest guesses of a text were right, token by token, fed in or not; so a guess's k-th token is
+    right with a chance of rate^k. Besides its tokens a step takes the time of about 16 more, so a guess pays from a
+    chance of N / (N + 16) on. Those are fed in, to the nearest whole block of rows, and the surest go first.
     """
     whole = {row: running[row] for row in fed if len(cached[row]) + len(fed[row]) == len(running[row]["text"])}
     chances = []
@@ -510,7 +510,7 @@ def add_drafts(fed, running, cached, n_draft):
         job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # a guess up to the end of the text goes round
         chances += [(job["rate"] ** k, row) for k in range(1, len(job["guess"]) + 1)]
     n_tokens = sum(map(len, fed.values()))
-    n_sure = sum(chance > 0.5 for chance, _ in chances)
+    n_sure = sum(chance > n_tokens / (n_tokens + 16) for chance, _ in chances)
     n_filled = 4 if n_tokens <= 4 else ROWS * math.ceil(n_tokens / ROWS)
     room = max(n_filled, ROWS * round((n_tokens + n_sure) / ROWS)) - n_tokens
     for row, n in Counter(row for _, row in sorted(chances, reverse=True)[:room]).items():
