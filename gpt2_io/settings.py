@@ -173,6 +173,7 @@ def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
 
 def check_cache_rows(kv_cache, wte, blocks, n_head, T_max=()):
     """Raise UserError unless a cache of v7 is of this model, and each of its rows has room for T_max tokens, a list."""
+    check_weights(wte, n_head)
     if not isinstance(kv_cache, dict) or kv_cache.keys() != {"blocks", "n_clean", "ids", "n_reused"}:
         raise UserError("kv_cache must be a cache as init_kv_cache makes it")
     cached = kv_cache["blocks"]

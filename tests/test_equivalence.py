@@ -15,6 +15,7 @@ import pytest
 from tiny import (
     BATCHING,
     CACHING,
+    FLAT,
     NEIGHBOURS,
     PADDING,
     SIZES,
@@ -38,10 +39,10 @@ RAGGED += [tuple(some_random.integers(1, 41, size=size).tolist()) for size in (2
 
 every_size = pytest.mark.parametrize("size", SIZES)
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
-every_batching_version = pytest.mark.parametrize("version", BATCHING, ids=str)
-every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)
+every_batching_version = pytest.mark.parametrize("version", BATCHING + FLAT, ids=str)
+every_padding_version = pytest.mark.parametrize("version", PADDING + FLAT, ids=str)
+every_caching_version = pytest.mark.parametrize("version", CACHING + FLAT, ids=str)
 small_sizes = pytest.mark.parametrize("size", ["tiny", "odd"])
-every_caching_version = pytest.mark.parametrize("version", CACHING, ids=str)
 
 
 def ragged(size):
@@ -84,6 +85,13 @@ def test_a_batch_of_equal_lengths(version, size):
         assert_same_bits(list(logits), expected)
 
 
+@pytest.mark.parametrize("version", BATCHING, ids=str)
+def test_equal_lengths_need_no_mask(version):
+    model, prompts, expected = alone("tiny", (9,) * 4)
+    logits = version.module.gpt2(np.array(prompts), **version.params(model), n_head=model.n_head)
+    assert_same_bits(list(logits), expected)
+
+
 @every_size
 @every_padding_version
 def test_a_ragged_batch(version, size):
@@ -114,7 +122,7 @@ def test_a_ragged_batch_through_the_cache(version, size):
         assert_same_bits(version.cached_logits(model, prompts, [5] * whole + [1] * rest, spare=2), expected)
 
 
-@every_caching_version
+@pytest.mark.parametrize("version", CACHING, ids=str)
 @pytest.mark.parametrize("chunk", [1, 3, 16, 128])
 def test_prefill_and_decode_one_token(version, chunk):
     """The two steps of generation, at any width of prefill's chunks, against v0's last positions."""
@@ -162,8 +170,8 @@ both_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["f
 STEPS = [(before, after) for before, after in NEIGHBOURS if before.has_one_shape == after.has_one_shape]
 every_step = pytest.mark.parametrize("before, after", STEPS, ids=str)
 every_batched_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].batches], ids=str)
-every_padded_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].pads], ids=str)
-every_cached_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].caches], ids=str)
+every_padded_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].pads or s[0].is_flat], ids=str)
+every_cached_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].caches or s[0].is_flat], ids=str)
 
 
 @pytest.mark.blas
@@ -201,7 +209,7 @@ def test_same_calls_for_a_ragged_batch(before, after, size, dtype):
         prompts = random_prompts(lengths)
         expected = before.logits(model, prompts)
         assert_same_bits(after.logits(model, prompts), expected)
-        if after.caches:
+        if after.caches or after.is_flat:
             assert_same_bits(after.cached_logits(model, prompts, pieces=[max(lengths)], spare=7), expected)
 
 
@@ -265,7 +273,7 @@ def test_float32_greedy_ids(version, size):
         best_two = np.sort(logits, axis=-1)[..., -2:]
         assert np.all(best_two[..., 1] - best_two[..., 0] > 2 * TOLERANCE)
         prompts, model = random_prompts(lengths), random_model(np.float32, **SIZES[size])
-        if version.pads or len(set(lengths)) == 1:
+        if version.pads or version.is_flat or len(set(lengths)) == 1:
             assert version.generate(model, prompts, N_NEW) == expected
         else:  # v0 and v1 take such prompts one by one
             assert [version.generate(model, [ids], N_NEW)[0] for ids in prompts] == expected

@@ -27,7 +27,8 @@ class Version:
         self.module = importlib.import_module(self.name)
         self.batches = self.number > 0
         self.pads = hasattr(self.module, "left_pad")
-        self.caches = hasattr(self.module, "init_kv_cache")
+        self.caches = hasattr(self.module, "prefill")  # with columns, the same for all rows of a batch
+        self.is_flat = hasattr(self.module, "group_by_row")  # tokens with their rows and positions instead of a batch
         # From v5 on, weights are in tiles and all calls of BLAS have one shape, so they are others than before; and a
         # key's slot in the cache is its position and not its column.
         self.has_one_shape = hasattr(self.module, "tile_params")
@@ -53,6 +54,8 @@ class Version:
         """gpt2 on all prompts, in one batch if the version has batches -> a list of [length of the prompt, n_vocab]."""
         if not self.batches:
             return [self.module.gpt2(ids, **self.params(model), n_head=model.n_head) for ids in prompts]
+        if self.is_flat:
+            return self.cached_logits(model, prompts, [max(map(len, prompts))])
         if not self.pads:
             return list(self.module.gpt2(prompts, **self.params(model), n_head=model.n_head))
         input_ids, mask = self.module.left_pad(prompts)
@@ -63,7 +66,7 @@ class Version:
         """generate for all prompts, in one batch if the version has batches -> a list of lists of n ids."""
         if not self.batches:
             return [self.module.generate(ids, self.params(model), model.n_head, n) for ids in prompts]
-        if not self.pads:
+        if not self.pads:  # which is a list of any lengths where is_flat
             return self.module.generate(prompts, self.params(model), model.n_head, n)
         input_ids, mask = self.module.left_pad(prompts)
         return self.module.generate(input_ids, self.params(model), model.n_head, n, attention_mask=mask)
@@ -92,6 +95,8 @@ class Version:
 
         spare: slots of the cache that stay empty.
         """
+        if self.is_flat:
+            return self.flat_logits(model, prompts, pieces, spare)
         input_ids, mask = self.module.left_pad(prompts)
         B, T = input_ids.shape
         assert sum(pieces) == T
@@ -102,6 +107,22 @@ class Version:
             parts.append(self.module.gpt2(input_ids[:, start:stop], **self.params(model), n_head=model.n_head, **known))
             start = stop
         return real_rows(np.concatenate(parts, axis=1), prompts)
+
+    def flat_logits(self, model, prompts, pieces, spare):
+        """The same tokens in each call, without the pads, and with logits of all of them."""
+        T = max(map(len, prompts))
+        assert sum(pieces) == T
+        cache, parts, start = self.new_cache(model, len(prompts), T + spare), [[] for _ in prompts], 0
+        for width in pieces:
+            columns = [(row, start + i - T + len(ids)) for row, ids in enumerate(prompts) for i in range(width)]
+            rows, positions = zip(*[place for place in columns if place[1] >= 0])
+            input_ids = [prompts[row][position] for row, position in zip(rows, positions)]
+            known = {"n_head": model.n_head, "kv_cache": cache, "wanted": range(len(rows))}
+            logits = self.module.gpt2(input_ids, rows, positions, **self.params(model), **known)
+            for row, row_logits in zip(rows, logits):
+                parts[row].append(row_logits)
+            start += width
+        return [np.array(part) for part in parts]
 
     def __repr__(self):
         return self.name
@@ -127,9 +148,10 @@ def real_rows(array, prompts):
 
 VERSIONS = [Version(ROOT / f"{version.file}.py") for version in versions.VERSIONS]
 V0 = VERSIONS[0]
-BATCHING = [version for version in VERSIONS if version.batches]
+BATCHING = [version for version in VERSIONS if version.batches and not version.is_flat]
 PADDING = [version for version in VERSIONS if version.pads]
 CACHING = [version for version in VERSIONS if version.caches]
+FLAT = [version for version in VERSIONS if version.is_flat]
 NEIGHBOURS = list(zip(VERSIONS, VERSIONS[1:]))
 
 # ---- models

@@ -14,6 +14,7 @@ class Version(NamedTuple):
     new: set  # functions that the version before has not
     most_added: int  # lines of the diff from the version before
     most_removed: int
+    gone: frozenset = frozenset()  # functions that the version before has and this one has not
 
     @property
     def name(self):
@@ -63,5 +64,21 @@ VERSIONS = [
         "gpt2_v6_threads", "all cores, and no bit changes", "fast",
         changed={"docstring", "imports", "layer_norm", "linear", "ffn", "mha", "prefill", "main"},
         new={"parallel", "pool", "use_threads", "in_rows"}, most_added=82, most_removed=13,
+    ),
+    Version(
+        "gpt2_v7_continuous", "no pads; rows come and go", "fast, batch inference",
+        changed={"docstring", "imports", "mha", "transformer_block", "gpt2", "init_kv_cache", "generate", "main"},
+        new={"group_by_row", "count_shared", "take_row", "reuse", "next_tokens", "choose"}, most_added=200,
+        most_removed=130, gone=frozenset({"left_pad", "prefill", "decode_one_token"}),
+    ),
+    Version(
+        "gpt2_v8_lookup", "several tokens a step, guessed from the text itself", "fast",
+        changed={"docstring", "imports", "generate"}, new={"draft", "add_drafts", "is_last"}, most_added=65,
+        most_removed=12,
+    ),
+    Version(
+        "gpt2_v9_beam", "beams: the best whole continuation", "beyond the list: beam search",
+        changed={"docstring", "choose", "generate", "main"},
+        new={"apply_rules", "beam_search", "grow", "best_first", "branch"}, most_added=160, most_removed=10,
     ),
 ]  # fmt: skip
