@@ -2,17 +2,14 @@
 import json
 import re
 import shutil
-import sys
 
 import numpy as np
 import pytest
-from test_docs import REWRITTEN
+from test_docs import VERSION_PAGES
 from tiny import ROOT
 
-sys.path.insert(0, str(ROOT / "docs"))
-
-import build  # noqa: E402
-import notebook  # noqa: E402
+import build
+import notebook
 
 pytestmark = pytest.mark.site
 PHONE, DESK = {"width": 360, "height": 740, "mobile": True}, {"width": 1280, "height": 900, "mobile": False}
@@ -157,7 +154,7 @@ def test_an_error_would_be_seen(site, show):
 # ---- diffs and search
 
 
-@pytest.mark.parametrize("page", REWRITTEN[1:])
+@pytest.mark.parametrize("page", VERSION_PAGES[1:])
 def test_each_change_has_words_beside_it_and_the_rest_is_folded(show, page):
     name = page[len("docs/") : -len(".md")]
     driver, version = show(f"diff_{name}.html"), next(v for v in build.versions.VERSIONS if v.name == name)
