@@ -204,13 +204,28 @@ def benchmark():
 
 
 def case_of(results, **wanted):
-    return next(case for case in results["cases"] if all(case.get(key) == value for key, value in wanted.items()))
+    """The case with these entries, or one without any times."""
+    found = (case for case in results["cases"] if all(case.get(key) == value for key, value in wanted.items()))
+    return next(found, {"seconds": {}})
+
+
+def ratio_of(results, slower, faster, **wanted):
+    """The median of the ratios of a case's rounds, as text; a dash where they were not measured."""
+    times = case_of(results, **wanted)["seconds"]
+    rounds = [a / b for a, b in zip(times.get(slower, ()), times.get(faster, ()))]
+    return f"{statistics.median(rounds):.2f}" if rounds else "–"
+
+
+def has_speed(results):
+    """Was v0 measured in both cases of the README's table?"""
+    wanted = {"part": "whole", "name": "200 tokens from 10"}, {"part": "decode", "batch": 8, "context": 8}
+    return results and all(case_of(results, **case)["seconds"].get("v0") for case in wanted)
 
 
 def relative_speed():
     """-> {version: (tokens per second for one prompt, the same for eight)}, as multiples of v0's."""
     results = benchmark()
-    if results:
+    if has_speed(results):
         one = case_of(results, part="whole", name="200 tokens from 10")["seconds"]
         eight = case_of(results, part="decode", batch=8, context=8)["seconds"]
         one, eight = ({side: statistics.median(times) for side, times in c.items() if times} for c in (one, eight))
@@ -223,7 +238,7 @@ def relative_speed():
 def speed_source(table):
     """A sentence under the README's table: where its last two columns come from."""
     results = benchmark()
-    if results:
+    if has_speed(results):
         machine = results["machine"]
         return (
             f"Speed: tokens per second as multiples of v0's, on {results['model']} ({machine['processor']}, "
@@ -241,23 +256,18 @@ def peer_text(table):
     """How the newest version that was measured compares with the others' libraries, in two sentences."""
     results = benchmark()
     newest = max(side for side in results["sides"] if side.startswith("v"))
-
-    def ratio(peer, **wanted):
-        times = case_of(results, **wanted)["seconds"]
-        return f"{statistics.median(a / b for a, b in zip(times[peer], times[newest])):.2f}"
+    cases = {f"with {batch}": {"part": "decode", "batch": batch, "context": 8} for batch in (1, 2, 4, 8, 16, 32, 64)}
+    cases["with one after 900 tokens"] = {"part": "decode", "batch": 1, "context": 900}
 
     def ratios(peer):
-        one, eight, many = (ratio(peer, part="decode", batch=batch, context=8) for batch in (1, 8, 64))
-        late = ratio(peer, part="decode", batch=1, context=900)
-        prompt = ratio(peer, part="prefill", name="1×1000")
-        return (
-            f"{one} times as fast with one row, {eight} with 8, {many} with 64, and {late} with one row after 900 "
-            f"tokens; for a prompt of 1000 tokens the ratio is {prompt}"
-        )
+        found = {label: ratio_of(results, peer, newest, **wanted) for label, wanted in cases.items()}
+        text = ", ".join(f"{ratio} {label}" for label, ratio in found.items() if ratio != "–")
+        prompt = ratio_of(results, peer, newest, part="prefill", name="1×1000")
+        return text + f"; for a prompt of 1000 tokens the ratio is {prompt}" * (prompt != "–")
 
     return (
         f"Next to CTranslate2 on the same {results['machine']['threads']} threads, in float32 and at GPT-2 124M's "
-        f"size, {newest} decodes {ratios('ctranslate2')}. Next to Hugging Face's `transformers` it decodes "
+        f"size, {newest} decodes this many times as fast, by rows: {ratios('ctranslate2')}. Next to Hugging Face's `transformers`: "
         f"{ratios('transformers')}.\n"
     )
 
@@ -266,12 +276,11 @@ def two_kernels_table(table):
     """transformers' time over v3's in the complete benchmark, and in one under other kernels of OpenBLAS."""
     batches, prompts, rows = (1, 2, 4, 8, 16, 32, 64), ("1×1000", "8×128", "ragged 8"), []
     for results in (benchmark(), load(OTHER_RESULTS)):
-        cases = [case_of(results, part="decode", batch=batch, context=8) for batch in batches]
-        cases += [case_of(results, part="prefill", name=name) for name in prompts]
-        times = [(case["seconds"]["transformers"], case["seconds"]["v3"]) for case in cases]
-        ratios = [statistics.median(a / b for a, b in zip(*pair)) for pair in times]
+        wanted = [{"part": "decode", "batch": batch, "context": 8} for batch in batches]
+        wanted += [{"part": "prefill", "name": name} for name in prompts]
+        ratios = [ratio_of(results, "transformers", "v3", **case) for case in wanted]
         kernels = re.search(r"\((\w+) kernels\)", results["machine"]["versions"])[1]
-        rows.append([f"{kernels} ({CORETYPES[kernels]})", *(f"{ratio:.2f}" for ratio in ratios)])
+        rows.append([f"{kernels} ({CORETYPES[kernels]})", *ratios])
     header = ["transformers / v3", *(f"decode, {batch} rows" for batch in batches), *(f"prefill {p}" for p in prompts)]
     return table(header, rows) + "\n"
 
