@@ -267,8 +267,8 @@ def peer_text(table):
 
     return (
         f"Next to CTranslate2 on the same {results['machine']['threads']} threads, in float32 and at GPT-2 124M's "
-        f"size, {newest} decodes this many times as fast, by rows: {ratios('ctranslate2')}. Next to Hugging Face's `transformers`: "
-        f"{ratios('transformers')}.\n"
+        f"size, {newest} decodes this many times as fast, by rows: {ratios('ctranslate2')}. Next to Hugging Face's "
+        f"`transformers`: {ratios('transformers')}.\n"
     )
 
 
