@@ -263,12 +263,13 @@ def peer_text(table):
         found = {label: ratio_of(results, peer, newest, **wanted) for label, wanted in cases.items()}
         text = ", ".join(f"{ratio} {label}" for label, ratio in found.items() if ratio != "–")
         prompt = ratio_of(results, peer, newest, part="prefill", name="1×1000")
-        return text + f"; for a prompt of 1000 tokens the ratio is {prompt}" * (prompt != "–")
+        return text + f", and {prompt} for a prompt of 1000 tokens" * (prompt != "–")
 
+    names = {"ctranslate2": "CTranslate2", "transformers": "Hugging Face's `transformers`"}  # the strongest first
+    texts = [f"next to {name}, {ratios(peer)}" for peer, name in names.items() if peer in results["sides"]]
     return (
-        f"Next to CTranslate2 on the same {results['machine']['threads']} threads, in float32 and at GPT-2 124M's "
-        f"size, {newest} decodes this many times as fast, by rows: {ratios('ctranslate2')}. Next to Hugging Face's "
-        f"`transformers`: {ratios('transformers')}.\n"
+        f"In float32, at GPT-2 124M's size and on the same {results['machine']['threads']} threads, {newest} decodes "
+        f"this many times as fast, by rows: {'; '.join(texts)}.\n"
     )
 
 
