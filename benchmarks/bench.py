@@ -20,6 +20,7 @@ import re
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -294,7 +295,10 @@ def make_side(name, params, hparams, model, threads):
     if name == PEER:
         return Transformers(params, hparams)
     if name == ENGINE:
-        return CTranslate2(params, hparams, ROOT / "build" / "ctranslate2" / Path(model or "random").name, threads)
+        if model is None:  # always the same weights: converted once
+            return CTranslate2(params, hparams, ROOT / "build" / "ctranslate2", threads)
+        with tempfile.TemporaryDirectory() as folder:
+            return CTranslate2(params, hparams, Path(folder), threads)
     return (NoCache if name in NO_CACHE else WithCache)(name, params, hparams)
 
 
@@ -1052,7 +1056,7 @@ def main(
     results["limits"] = {"bandwidth": bandwidth, "bandwidth_by": bandwidth_by, "peak": peak, "peak_by": peak_by}
     if append and (folder / "results.json").exists():
         results = merged(results, json.loads((folder / "results.json").read_text(encoding="utf-8")))
-    print(write(results, folder))
+    print(write(results, folder, pictures=not append))  # --report_only draws them when all pieces are there
     print(f"written to {folder}", file=sys.stderr)
 
 

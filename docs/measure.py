@@ -205,7 +205,22 @@ def benchmark():
 
 
 def case_of(results, **wanted):
-    return next(case for case in results["cases"] if all(case.get(key) == value for key, value in wanted.items()))
+    """The case with these entries, or one without any times."""
+    found = (case for case in results["cases"] if all(case.get(key) == value for key, value in wanted.items()))
+    return next(found, {"seconds": {}})
+
+
+def ratio_of(results, slower, faster, **wanted):
+    """The median of the ratios of a case's rounds, as text; a dash where they were not measured."""
+    times = case_of(results, **wanted)["seconds"]
+    rounds = [a / b for a, b in zip(times.get(slower, ()), times.get(faster, ()))]
+    return f"{statistics.median(rounds):.2f}" if rounds else "–"
+
+
+def has_speed(results):
+    """Was v0 measured in both cases of the README's table?"""
+    wanted = {"part": "whole", "name": "200 tokens from 10"}, {"part": "decode", "batch": 8, "context": 8}
+    return results and all(case_of(results, **case)["seconds"].get("v0") for case in wanted)
 
 
 def relative_speed():

@@ -93,7 +93,10 @@ def test_the_size_of_a_step(before, after):
 
 ALLOWED_IMPORTS = {"math", "numpy", "tqdm", "utils"}
 MORE_IMPORTS = {"gpt2_v5_exact": {"functools"}, "gpt2_v6_threads": {"concurrent.futures", "functools", "os"}}
-MORE_IMPORTS["gpt2_v7_continuous"] = MORE_IMPORTS["gpt2_v8_lookup"] = MORE_IMPORTS["gpt2_v6_threads"] | {"collections"}
+MORE_IMPORTS |= {
+    name: MORE_IMPORTS["gpt2_v6_threads"] | {"collections"}
+    for name in ("gpt2_v7_continuous", "gpt2_v8_lookup", "gpt2_v9_beam")
+}
 
 
 @every_version
