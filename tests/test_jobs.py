@@ -507,10 +507,6 @@ def test_results_are_on_the_disk_as_many_at_a_time_as_run_at_once(run, tmp_path,
     lines = [{"prompt": "a", "id": n, "max_tokens": n % 4} for n in range(19)]
     assert_quiet(run(lines, *DRAWN, "--rows", 2))
     assert batches == [16, 3] and seen == [n // 2 * 2 for n in range(1, 20)]
-    lines.append({"prompt": "a", "id": "other", "temperature": 0.5})
-    del seen[:], batches[:]
-    assert_quiet(run([*lines, {**lines[-1], "id": 20}, {"prompt": "a"}], *DRAWN, "--rows", 3))
-    assert batches == [2, 1] and sorted(seen) == [0, 0, 2] or batches == [1, 2] and sorted(seen) == [0, 1, 1]
 
 
 def test_a_text_that_ends_gives_its_row_to_the_next(run, monkeypatch):
