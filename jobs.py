@@ -6,6 +6,7 @@
 The same command goes on where it was broken off. docs/jobs.md has the rest.
 """
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -15,7 +16,8 @@ from array import array
 
 import numpy as np
 
-import gpt2_v5_exact as gpt2
+import gpt2_v6_threads  # score looks at whole texts, one batch after the other
+import gpt2_v8_lookup as gpt2
 import utils
 from gpt2_io.continuations import Continuation, read_stop
 from gpt2_io.errors import UserError
@@ -32,16 +34,15 @@ def prepare(params):
     return gpt2.tile_params(params)
 
 
-def complete_batch(model, prompts, settings, seeds, on_token):
+def complete_batch(model, prompts, n_tokens_to_generate, rows, settings, seeds, on_token, on_end):
     """Continue lists of ids that share their settings; on_token(row, id, logprob) gets the tokens, and ends a row.
 
-    seeds: (seed, number, sample) for each sample of each prompt, or None at temperature 0.
+    n_tokens_to_generate: a number for each. seeds: (seed, number, sample) for each sample of each prompt, or None at
+    temperature 0. on_end(row, ids) is called as soon as a row has ended.
     """
-    input_ids, attention_mask = gpt2.left_pad(prompts)
-    settings = {**settings, "seed": seeds, "on_token": on_token, "progress": False}
+    settings = {**settings, "seed": seeds, "on_token": on_token, "on_end": on_end, "progress": False, "n_rows": rows}
     settings["stop_ids"] = () if settings.pop("ignore_eos") else model.encoder.stop_ids
-    n_head, n = model.hparams["n_head"], settings.pop("n_tokens_to_generate")
-    gpt2.generate(input_ids, model.params, n_head, n, attention_mask, **settings)
+    gpt2.generate(prompts, model.params, model.hparams["n_head"], n_tokens_to_generate, **settings)
 
 
 # ---------------------------------------------------------------- both commands
@@ -50,13 +51,13 @@ RESERVED = ("error", "key", "check")  # keys that any result may have
 
 
 class Model:
-    """A model that is ready to run: its encoder, hparams, params, the version, and a fingerprint of all these."""
+    """A model that is ready to run: its encoder, hparams, params, and a fingerprint of these and of both versions."""
 
-    version = gpt2
+    version = gpt2_v6_threads  # for score
 
     def __init__(self, name, models_dir, tokenizer=""):
         self.encoder, self.hparams, params = utils.load_model(name, models_dir, tokenizer=tokenizer)
-        self.fingerprint = fingerprint(gpt2.__name__, self.encoder, self.hparams, params)
+        self.fingerprint = fingerprint([gpt2.__name__, self.version.__name__], self.encoder, self.hparams, params)
         self.params = prepare(params)
 
     def encode(self, prompt):
@@ -113,19 +114,23 @@ def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_
         progress = Progress(len(index), n_errors)
         at_end.callback(progress.close)
         progress.done(results.n_done(n_samples))
+
+        def write(batch, lines, found):
+            """Put results, (number of the line in the batch, sample, fields) each, on the disk."""
+            missing = results.missing
+            found = [(batch[n] * n_samples + sample, repeated(lines[n], sample), result) for n, sample, result in found]
+            results.add([result for result in found if missing[result[0]]])
+            progress.done(results.n_done(n_samples))
+
         todo = np.unique(np.unique(keys, return_index=True)[1] // n_samples)  # of lines with the same key only one
         todo = todo[results.missing.reshape(-1, n_samples).any(axis=1)[todo]]
         for batch in task.batches(index, todo, rows):
             lines = [index.line(prompts, i) for i in batch]
             seeds = [line.settings.get("seed", index.seed(i, seed)) for i, line in zip(batch, lines)]
             try:
-                found = list(task.run(lines, seeds, rows, progress))
+                task.run(lines, seeds, rows, progress, functools.partial(write, batch, lines))
             except MemoryError as error:
                 raise MemoryError(f"{error}: the same command with a smaller --rows goes on from here") from None
-            missing = results.missing
-            found = [(batch[n] * n_samples + sample, repeated(lines[n], sample), result) for n, sample, result in found]
-            results.add([result for result in found if missing[result[0]]])
-            progress.done(results.n_done(n_samples))
         results.finish(shown(), task.see)
         progress.close()
         if is_shown and sys.stdout:
@@ -187,41 +192,55 @@ class Completing:
         """For Index."""
         ids, n, n_left_out = self.plan(line)
         group, rest, draws = self.group_of(line) if line.settings else self.plain
-        return (group, n), len(ids), digest(rest + array("q", [n, n_left_out, *ids]).tobytes()), draws
+        return group, len(ids), digest(rest + array("q", [n, n_left_out, *ids]).tobytes()), draws
 
     def check(self, index):
         if self.flags and not any(index.draws):
             raise UserError(f"{', '.join(self.flags)} changes nothing at temperature 0: give --temperature 1 too")
 
     def batches(self, index, todo, rows):
-        """Of one group, and of like length so that few pads are needed; the longest first, which need most memory."""
+        """Of one group, and of like length, since all get rows as long as the longest; these first, for memory's sake.
+
+        A batch has 8 times as many texts as run at once: a row whose text ends is given to the next one.
+        """
         order = todo[np.lexsort((-index.sizes[todo], index.groups[todo]))]
         for group in np.split(order, np.flatnonzero(np.diff(index.groups[order])) + 1):
-            n = max(rows // self.n_samples, 1)
+            n = max(8 * rows // self.n_samples, 1)
             yield from (group[first : first + n].tolist() for first in range(0, len(group), n))
 
-    def run(self, lines, seeds, rows, progress):
-        """-> (number of the line, sample, result) for each."""
+    def run(self, lines, seeds, rows, progress, write):
+        """Make the results of lines; write([(number of the line, sample, result), ...]) gets them, `rows` at a time.
+
+        One at a time would have the disk wait for each; all at once, a kill would cost more.
+        """
         plans, settings = [self.plan(line) for line in lines], self.settings_of(lines[0])
         n_samples = self.n_samples if settings["temperature"] else 1
-        settings |= {"n_tokens_to_generate": plans[0][1], "n_samples": n_samples}
-        settings.pop("stop"), settings.pop("seed", None)
+        settings["n_samples"], limits = n_samples, [n for _, n, _ in plans]
+        for name in ("stop", "seed", "n_tokens_to_generate"):  # each line has its own
+            settings.pop(name, None)
         stops = [self.settings_of(line)["stop"] for line in lines for _ in range(n_samples)]
-        new_rows = [Continuation(self.model.encoder, stop) for stop in stops]
+        new_rows, found = [Continuation(self.model.encoder, stop) for stop in stops], []
 
         def on_token(row, token_id, logprob):
             progress.count(1)
             return new_rows[row].add(token_id, logprob)
 
-        row_seeds = [(seed, 0, sample) for seed in seeds for sample in range(n_samples)]
-        row_seeds = row_seeds if settings["temperature"] else None
-        complete_batch(self.model, [ids for ids, _, _ in plans], settings, row_seeds, on_token)
-        for row, continuation in enumerate(new_rows):
+        def on_end(row, _):
             n, sample = divmod(row, n_samples)
-            result = continuation.result(settings["n_tokens_to_generate"], settings["logprobs"])
+            result = new_rows[row].result(limits[n], settings["logprobs"])
             result |= {"n_left_out": plans[n][2]} if plans[n][2] else {}
             result |= {"seed": seeds[n]} if settings["temperature"] else {}
-            yield n, sample, result
+            found.append((n, sample, result))
+            if len(found) == rows:
+                write(found)
+                found.clear()
+
+        row_seeds = [(seed, 0, sample) for seed in seeds for sample in range(n_samples)]
+        row_seeds = row_seeds if settings["temperature"] else None
+        prompts = [ids for ids, _, _ in plans]
+        complete_batch(self.model, prompts, limits, rows, settings, row_seeds, on_token, on_end)
+        if found:
+            write(found)
 
     def see(self, result):
         pass

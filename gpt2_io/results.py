@@ -1,7 +1,7 @@
 """Files of results: each line knows what it is the result of, so that a job can be broken off, changed, and go on.
 
-While a job runs, results are added to FILE.part, batch by batch, each batch on the disk before the next begins. At the
-end they are written in the order of the prompts to FILE.new, which becomes FILE in one step, and FILE.part goes.
+While a job runs, results are added to FILE.part, some at a time, and are on the disk before the job goes on. At the end
+they are written in the order of the prompts to FILE.new, which becomes FILE in one step, and FILE.part goes.
 A line ends with "key", which says what it is the result of, and "check", which shows whether it was edited.
 """
 import contextlib
@@ -26,10 +26,10 @@ FIRST_LINE = b'{"part": "results of jobs.py, as they came"}\n'  # of FILE.part: 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)  # what file systems without locks answer
 
 
-def fingerprint(version, encoder, hparams, params):
-    """16 bytes that stand for what makes a result: the version's name, all tokens, hparams, and a sample of params."""
+def fingerprint(versions, encoder, hparams, params):
+    """16 bytes that stand for what makes a result: the versions' names, all tokens, hparams, and a sample of params."""
     tokens = [encoder.decode_bytes([i]).hex() for i in range(encoder.n_vocab or 0)]
-    return digest(version, hparams, tokens, *map(str, encoder.stop_ids), digest_of_arrays(params))
+    return digest(versions, hparams, tokens, *map(str, encoder.stop_ids), digest_of_arrays(params))
 
 
 def digest_of_arrays(tree):

@@ -199,8 +199,8 @@ class Scoring:
         if batch:
             yield batch
 
-    def run(self, lines, seeds, rows, progress):
-        """-> (number of the line, 0, result) for each."""
+    def run(self, lines, seeds, rows, progress, write):
+        """Make the results of lines; write([(number of the line, 0, result), ...]) gets them."""
         plans = [self.plan(line) for line in lines]
         prefixes = [tuple(ids[: first - 1]) if len(ids) <= self.n_ctx + 1 else () for ids, first in plans]
         n_with = Counter(prefixes)
@@ -216,8 +216,7 @@ class Scoring:
         scores = [[] for _ in lines]
         for n, window in zip(texts, found):
             scores[n] += window
-        for n, ((ids, first), score) in enumerate(zip(plans, scores)):
-            yield n, 0, self.result(ids[first:], score)
+        write([(n, 0, self.result(ids[first:], score)) for n, ((ids, first), score) in enumerate(zip(plans, scores))])
 
     def result(self, ids, score):
         logprobs, is_best, tops = map(list, zip(*score))

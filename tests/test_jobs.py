@@ -24,7 +24,7 @@ from model_files import assert_one_line, command
 from tiny import ROOT, random_model
 
 import gpt2_v1_batching as v1
-import gpt2_v5_exact as newest
+import gpt2_v8_lookup as newest
 import jobs
 import utils
 from gpt2_io import files, prompts, results
@@ -372,10 +372,11 @@ def test_a_stop_string_as_a_shell_passes_it(done, encoder, monkeypatch):
     r"""--stop "\n" is a line break."""
     made = encoder.encode("one\ntwo")
 
-    def generate(input_ids, *_, on_token, **settings):
+    def generate(prompts, *_, on_token, on_end, **settings):
         for token_id in made:
             if on_token(0, token_id, None):
                 break
+        on_end(0, made)
 
     monkeypatch.setattr(newest, "generate", generate)
     (result,) = done(["a"], "--stop", r"\n")
@@ -418,9 +419,9 @@ def counting(monkeypatch):
     """Count the prompts that are completed -> a list of the lengths of batches."""
     batches, generate = [], newest.generate
 
-    def count(input_ids, *arguments, **settings):
-        batches.append(len(input_ids))
-        return generate(input_ids, *arguments, **settings)
+    def count(prompts, *arguments, **settings):
+        batches.append(len(prompts))
+        return generate(prompts, *arguments, **settings)
 
     monkeypatch.setattr(newest, "generate", count)
     return batches
@@ -436,7 +437,7 @@ def test_only_what_is_missing_is_made(run, monkeypatch, tmp_path):
     assert batches == []
     lines = [{**lines[4], "label": "new"}, {"prompt": "new", "id": "n"}, *lines[3::-1], {"prompt": "new", "id": "m"}]
     assert_quiet(run(lines, *DRAWN, "--rows", 1))
-    assert batches == [1, 1]
+    assert batches == [2]
     found = read(tmp_path / "out.jsonl")
     assert [{key: result[key] for key in line} for line, result in zip(lines, found)] == lines
     for result in found:
@@ -447,7 +448,7 @@ def test_only_what_is_missing_is_made(run, monkeypatch, tmp_path):
 def test_equal_prompts_are_made_once_where_nothing_is_drawn(done, monkeypatch, tmp_path):
     batches = counting(monkeypatch)
     found = done(["The fox", "A", "The fox", "The fox"], *GREEDY, "--rows", 1)
-    assert len(batches) == 2 and found[0] == found[2] == found[3] != found[1]
+    assert batches == [2] and found[0] == found[2] == found[3] != found[1]
 
 
 @pytest.mark.parametrize("flags", [GREEDY, [*DRAWN, "--n_samples", "2"]], ids=["greedy", "samples"])
@@ -475,19 +476,46 @@ def test_wherever_the_part_was_cut_the_job_ends_with_the_same_bytes(run, tmp_pat
             assert out.read_bytes() == whole and sorted(os.listdir(tmp_path)) == ["in", "out.jsonl"]
 
 
-def test_each_batch_is_on_the_disk_before_the_next_begins(run, tmp_path, monkeypatch):
+def at_each_end(monkeypatch, function):
+    """Call function() whenever a continuation has ended and the job has been told so."""
+    complete_batch = jobs.complete_batch
+
+    def watch(*arguments):
+        *arguments, on_end = arguments
+
+        def end(row, ids):
+            on_end(row, ids)
+            function()
+
+        complete_batch(*arguments, end)
+
+    monkeypatch.setattr(jobs, "complete_batch", watch)
+
+
+def test_results_are_on_the_disk_as_many_at_a_time_as_run_at_once(run, tmp_path, monkeypatch):
+    """Before any other goes on: also in the middle of a batch, and what is left at the end of one."""
     part, synced, seen = tmp_path / "out.jsonl.part", [], []
-    fsync, complete_batch = os.fsync, jobs.complete_batch
+    fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda file: (fsync(file), synced.append(os.fstat(file).st_size)))
 
-    def look(*arguments):
+    def look():
         seen.append(part.read_bytes().count(b"\n") - 1)
         assert synced[-1] == part.stat().st_size
-        complete_batch(*arguments)
 
-    monkeypatch.setattr(jobs, "complete_batch", look)
-    assert_quiet(run(PROMPTS, *GREEDY, "--rows", 2))
-    assert seen == [0, 2, 4]
+    at_each_end(monkeypatch, look)
+    batches = counting(monkeypatch)
+    lines = [{"prompt": "a", "id": n, "max_tokens": n % 4} for n in range(19)]
+    assert_quiet(run(lines, *DRAWN, "--rows", 2))
+    assert batches == [16, 3] and seen == [n // 2 * 2 for n in range(1, 20)]
+
+
+def test_a_text_that_ends_gives_its_row_to_the_next(run, monkeypatch):
+    """So that a job takes as many steps as its tokens need, not as many as the longest text of each batch."""
+    steps, gpt2 = [], newest.gpt2
+    monkeypatch.setattr(newest, "gpt2", lambda *a, **k: (steps.append(1), gpt2(*a, **k))[1])
+    lines = [{"prompt": [5], "id": n, "max_tokens": 8 if n == 0 else 1} for n in range(8)]
+    assert_quiet(run(lines, *DRAWN, "--ignore_eos", "--rows", 2))
+    assert len(steps) <= 8
 
 
 def test_results_leave_memory_when_they_are_written(run, monkeypatch):
@@ -495,35 +523,30 @@ def test_results_leave_memory_when_they_are_written(run, monkeypatch):
         return sum(type(x) is dict and "finish_reason" in x for x in gc.get_objects())
 
     gc.collect()
-    alive, before, complete_batch = [], n_alive(), jobs.complete_batch
-
-    def count(*arguments):
-        alive.append(n_alive() - before)
-        complete_batch(*arguments)
-
-    monkeypatch.setattr(jobs, "complete_batch", count)
+    alive, before = [], n_alive()
+    at_each_end(monkeypatch, lambda: alive.append(n_alive() - before))
     run([f"a {n}" for n in range(16)], *GREEDY, "--rows", 4)
-    assert len(alive) == 4 and max(alive) <= 4
+    assert len(alive) == 16 and max(alive) <= 4
 
 
 @pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("x"), 2)], ids=str)
 def test_whatever_ends_a_job_the_same_command_goes_on(run, tmp_path, monkeypatch, error, status):
     """After running out of memory with a smaller batch."""
     assert_quiet(run(PROMPTS, *DRAWN, out="undisturbed"))
-    complete_batch, n_calls = jobs.complete_batch, []
+    n_ended = []
 
-    def fail(*arguments):
-        n_calls.append(1)
-        if len(n_calls) == 3:
+    def fail():
+        n_ended.append(1)
+        if len(n_ended) == 5:
             raise error
-        complete_batch(*arguments)
 
-    monkeypatch.setattr(jobs, "complete_batch", fail)
+    at_each_end(monkeypatch, fail)
     result = run(PROMPTS, *DRAWN, "--rows", 2)
     assert result.returncode == status and ("--rows" in result.stderr) == (error is MemoryError)
     assert not (tmp_path / "out.jsonl").exists()
+    batches = counting(monkeypatch)
     assert_quiet(run(PROMPTS, *DRAWN, "--rows", 1))
-    assert len(n_calls) == 3 + 2
+    assert batches == [2]  # of the six, four were on the disk
     assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "undisturbed").read_bytes()
 
 
@@ -556,9 +579,10 @@ def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch)
         loaded = utils.load_model()
         other.setattr(utils, "load_model", lambda *_, **__: (*loaded[:2], tiny(seed=1).params))
         assert_one_line(run(PROMPTS, *DRAWN), "none of its 6 results")
-    with monkeypatch.context() as other:
-        other.setattr(newest, "__name__", "gpt2_v4_sampling")
-        assert_one_line(run(PROMPTS, *DRAWN), "none of its 6 results")
+    for version in (newest, jobs.Model.version):
+        with monkeypatch.context() as other:
+            other.setattr(version, "__name__", "gpt2_v4_sampling")
+            assert_one_line(run(PROMPTS, *DRAWN), "none of its 6 results")
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert_quiet(run(PROMPTS, *DRAWN))
 
@@ -905,13 +929,13 @@ def test_a_context_that_several_share_is_computed_once(score, monkeypatch):
     lines += [{"prompt": [3], "completion": [n]} for n in (1, 2)]
     random.Random(0).shuffle(lines)
     alone = [score([line])[0][0] for line in lines]
-    fed, gpt2 = [], newest.gpt2
+    fed, gpt2 = [], jobs.Model.version.gpt2
 
     def count(input_ids, *arguments, attention_mask, **known):
         fed.append(int(np.sum(attention_mask)))
         return gpt2(input_ids, *arguments, attention_mask=attention_mask, **known)
 
-    monkeypatch.setattr(newest, "gpt2", count)
+    monkeypatch.setattr(jobs.Model.version, "gpt2", count)
     for rows in (1, 2, 16):
         fed.clear()
         assert score(lines, "--rows", rows)[0] == alone
@@ -947,7 +971,7 @@ def test_scores_are_gone_on_with_like_completions(run, tmp_path, monkeypatch):
 
 
 def test_a_perplexity_beyond_floats_is_null(score, monkeypatch):
-    monkeypatch.setattr(newest, "log_softmax", lambda logits: np.full(logits.shape, -1e4, np.float32))
+    monkeypatch.setattr(jobs.Model.version, "log_softmax", lambda logits: np.full(logits.shape, -1e4, np.float32))
     (result,), total = score(["A"])
     assert result["perplexity"] is None and total["perplexity"] is None
 
@@ -987,7 +1011,7 @@ def finish(process, n_errors, n):
 
 
 KILLS = {
-    "after two batches": """
+    "after twice as many as run at once": """
 from gpt2_io.results import Results
 add, n = Results.add, []
 def die(self, results):
@@ -997,7 +1021,7 @@ def die(self, results):
         os.kill(os.getpid(), signal.SIGKILL)
 Results.add = die
 """,
-    "with half a batch written": """
+    "with half of these written": """
 from gpt2_io.results import Results
 write, n = Results.write, []
 def die(self, data):
@@ -1014,7 +1038,7 @@ Results.write = die
 
 @unix
 def test_a_job_that_is_killed_ends_with_the_results_of_an_undisturbed_one(start, tmp_path):
-    """With another batch size and the prompts in another order each time."""
+    """With other --rows and the prompts in another order each time; first of all in the middle of a batch."""
     lines, out, n = ragged(20), tmp_path / "killed.jsonl", 0
     arguments = ["--n_tokens_to_generate", "4"]
     finish(start(lines, tmp_path / "undisturbed.jsonl", *arguments), 2, 20)

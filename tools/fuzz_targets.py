@@ -337,10 +337,11 @@ class QuickModel:
         self.encoder = ENCODER
 
     @staticmethod
-    def complete_batch(model, prompts, settings, seeds, on_token):
+    def complete_batch(model, prompts, n_tokens_to_generate, rows, settings, seeds, on_token, on_end):
         for row, seed in enumerate(seeds or range(len(prompts))):
             np.random.default_rng(seed)  # what the versions do with it
             on_token(row, 64, -1.0)
+            on_end(row, [64])
 
 
 def run_job(folder):
