@@ -26,7 +26,7 @@ SPEED = DOCS / "measured" / "speed.json"
 KERNELS = DOCS / "measured" / "kernels.json"
 EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
-OTHER_RESULTS = ROOT / "benchmarks" / "results_haswell.json"
+OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
 VERIFIED = {"tales": ("the bundled model", 150), "random": ("random, in the shape of 124M", 30)}  # longest prompts
