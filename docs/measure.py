@@ -48,6 +48,7 @@ def modules():
 
 def generator(name, module, params, n_head):
     """-> function(prompts, n) that generates with a version: v0 takes the prompts one after the other."""
+    params = module.tile_params(params) if hasattr(module, "tile_params") else params
     if name == "v0":
         return lambda prompts, n: [module.generate(ids, params, n_head, n) for ids in prompts]
     if name == "v1":
