@@ -256,7 +256,8 @@ def build(check=False):
     try:
         shell.begin(command for path in pages() for command in commands_of(read(path)))
         wanted = {**diffs.diff_files(), **{path: rebuild(path, shell, problems) for path in pages()}}
-        wanted[bench.HERE / "results.md"] = bench.report(measuring.load(measuring.RESULTS))
+        if measuring.RESULTS.exists():
+            wanted[bench.HERE / "results.md"] = bench.report(measuring.load(measuring.RESULTS))
     finally:
         shell.close()
     wanted[notebook.PATH] = notebook.notebook({path.stem: text for path, text in wanted.items()})
