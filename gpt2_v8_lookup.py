@@ -630,9 +630,9 @@ def main(
     settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
     utils.check_settings(**settings, n_tokens_to_generate=n_tokens_to_generate)
     stop = utils.read_stop(stop)
+    use_threads(threads)
     encoder, hparams, params = utils.load_model(model, models_dir)
     params = tile_params(params)
-    use_threads(threads)
     prompt_ids = utils.encode_prompts(encoder, prompts)
     settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": () if ignore_eos else encoder.stop_ids}
     with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
