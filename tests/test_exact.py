@@ -294,6 +294,7 @@ def verify(*arguments, **environment):
     return child.returncode, child.stdout, child.stderr
 
 
+@pytest.mark.slow
 def test_verify_counts_no_bit():
     status, out, err = verify("--max_length", "9")
     assert status == 0, err
