@@ -2,6 +2,7 @@
 import ast
 import contextlib
 import difflib
+import functools
 import inspect
 import math
 import os
@@ -203,6 +204,7 @@ def about_unknown(flag, key, known):
     return f"unknown flag {flag}; {hint} (a text that begins with a dash goes after --)"
 
 
+@functools.cache
 def flags_of_versions():
     """The flags of all versions -> {flag: the file of the first version that has it}."""
     flags = {}

@@ -12,14 +12,16 @@ class FakeHub:
 
     A fault is a status to answer, or (status, headers), or one of: "cut" (closes half way), "cut without length",
     "ignore range" (answers 200 to a Range), "wrong range" (206 from elsewhere), "without length", "chunked", "gzip",
-    "web page", "web page as binary", "other bytes", "stall" (half, then nothing), "slowly", "redirect" (with
-    X-Linked-Size and -Etag).
-    requests: [(path, headers)] as they came. pieces, pause: how many pieces "slowly" makes, and the seconds after each.
+    "web page", "web page as binary", "other bytes", "stall" (half, then nothing), "hold" (half, and the rest when
+    `go` is set), "slowly", "redirect" (with X-Linked-Size and -Etag).
+    requests: [(path, headers)] as they came. half_way: set when "stall" or "hold" have sent half. pieces, pause: how
+    many pieces "slowly" makes, and the seconds after each.
     """
 
     def __init__(self):
         self.files, self.faults, self.requests = {}, {}, []
         self.pieces, self.pause = 10, 0.03
+        self.half_way, self.go = threading.Event(), threading.Event()
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -94,7 +96,7 @@ class FakeHub:
             headers["Transfer-Encoding"] = "chunked"
         elif fault not in ("without length", "cut without length"):
             headers["Content-Length"] = str(len(data))
-        half = len(data) // 2 if fault in ("cut", "cut without length", "stall") else len(data)
+        half = len(data) // 2 if fault in ("cut", "cut without length", "stall", "hold") else len(data)
         request.send_response(status)
         for key, value in headers.items():
             request.send_header(key, value)
@@ -113,9 +115,14 @@ class FakeHub:
                 time.sleep(self.pause)
         else:
             request.wfile.write(data[:half])
-        if fault == "stall":
+        if fault in ("stall", "hold"):
             request.wfile.flush()
-            time.sleep(1)
+            self.half_way.set()
+        if fault == "stall":
+            request.connection.recv(1)  # nothing comes, until the other side has enough
+        elif fault == "hold":
+            self.go.wait(60)
+            request.wfile.write(data[half:])
         request.close_connection = True
 
     def send(self, request, status, body, headers):

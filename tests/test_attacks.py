@@ -91,7 +91,7 @@ def test_links_in_a_circle(edge, tmp_path, flag):
     assert_one_line(edge(jobs.COMMANDS, "complete", *arguments), tmp_path / "1")
 
 
-@pytest.mark.parametrize("blank", [" ", "\n", "\u3000"], ids=ascii)
+@pytest.mark.parametrize("blank", [" ", *(pytest.param(c, marks=pytest.mark.slow) for c in "\n\u3000")], ids=ascii)
 def test_a_megabyte_of_blanks(run, blank):
     """Beyond what tiktoken's stack takes, whose panic is no Exception. What a stack takes is encoded."""
     for n, words in ((1_000_000, "blanks"), (MAX_BLANKS, "n_ctx is 64")):

@@ -7,7 +7,7 @@ import json
 
 import pytest
 from model_files import assert_one_line, command
-from tiny import PADDING, V0, VERSIONS
+from tiny import ENDS, PADDING, V0, VERSIONS
 
 import utils
 
@@ -179,7 +179,7 @@ def test_v1_names_the_file_for_different_lengths(run):
 # ---- real processes
 
 
-@every_version
+@pytest.mark.parametrize("version", ENDS, ids=str)
 def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     """The command as a user types it, all versions with the same text, where two things are traps.
 

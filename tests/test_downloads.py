@@ -515,13 +515,16 @@ def test_a_read_only_disk_and_a_file_in_the_way(hub, tmp_path, monkeypatch):
 
 
 def test_two_processes_at_once_get_one_right_file(hub, tmp_path):
-    hub.fault(WEIGHTS, "slowly", "slowly")
+    hub.fault(WEIGHTS, "hold")
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
     arguments = [sys.executable, str(ROOT / "utils.py"), "download", "org/name", "--models_dir", str(tmp_path)]
-    both = [
-        subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)
-    ]
-    for process in both:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    first = subprocess.Popen(arguments, env=environment, **pipes)
+    assert hub.half_way.wait(60)
+    second = subprocess.Popen(arguments, env=environment, **pipes)
+    assert second.stderr.readline().startswith(b"waiting for another process")
+    hub.go.set()
+    for process in (first, second):
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
     assert_downloaded(tmp_path / "org" / "name")

@@ -233,8 +233,23 @@ def attack_download(server, tmp_path, number, n, pieces, seed=0):
     return states
 
 
-def test_a_download_that_is_killed(server, tmp_path):
-    attack_download(server, tmp_path, signal.SIGKILL, n=2, pieces=5)
+def test_a_download_that_is_killed_in_each_file(server, tmp_path):
+    """Half of it has been sent then. The next run goes on, and the last one has all files."""
+    with FakeHub() as hub:
+        hub.add_model("org/name", FILES)
+        for path in hub.files:
+            hub.fault(path, "stall")
+        for n_runs in range(len(FILES) + 1):
+            arguments = ["download", "org/name", "--models_dir", tmp_path]
+            address = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+            process = Process(server, tmp_path, "utils", arguments, address)
+            if n_runs < len(FILES):
+                assert hub.half_way.wait(60)
+                process.kill(signal.SIGKILL)
+                hub.half_way.clear()
+            assert process.wait()[0] == (0 if n_runs == len(FILES) else -signal.SIGKILL)
+    folder = tmp_path / "org" / "name"
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".lock"} == FILES
 
 
 @pytest.mark.slow

@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from model_files import assert_one_line, command
-from tiny import ROOT, VERSIONS
+from tiny import ENDS, ROOT, VERSIONS
 
 import utils
 
@@ -199,7 +198,7 @@ def test_a_bug_keeps_its_traceback(edge, error):
         edge(refuses(error("a bug")))
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", ENDS, ids=str)
 def test_a_broken_shape_shows_its_line(tmp_path, version):
     """Who changes a version and breaks it sees where."""
     for name in ("utils.py", "gpt2_io", "models"):
@@ -236,7 +235,6 @@ def test_ctrl_c_is_quiet(script):
     path = script(attend + "import time; print('x', flush=True); time.sleep(60)")
     process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout.readline().strip() == b"x"
-    time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130 and err == b""

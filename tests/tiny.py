@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 import versions
 
@@ -148,6 +149,8 @@ def real_rows(array, prompts):
 
 VERSIONS = [Version(ROOT / f"{version.file}.py") for version in versions.VERSIONS]
 V0 = VERSIONS[0]
+# For what is the same in all versions, in a process for each: the first and the newest, and those between as `slow`.
+ENDS = [V0, *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:-1]), VERSIONS[-1]]
 BATCHING = [version for version in VERSIONS if version.batches and not version.is_flat]
 PADDING = [version for version in VERSIONS if version.pads]
 CACHING = [version for version in VERSIONS if version.caches]
