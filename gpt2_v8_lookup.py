@@ -508,7 +508,7 @@ def add_drafts(fed, running, cached, n_draft):
         n = min(n_draft, job["limit"] - len(job["text"]) - 1)  # the last new token is not fed in
         guess = draft(job["text"], n, job["index"])
         job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # a guess up to the end of the text goes round
-        chances += [(job["rate"] ** k, row) for k in range(1, len(job["guess"]) + 1)]
+        chances += [(math.pow(job["rate"], k), row) for k in range(1, len(job["guess"]) + 1)]
     n_tokens = sum(map(len, fed.values()))
     n_sure = sum(chance > n_tokens / (n_tokens + 16) for chance, _ in chances)
     n_filled = 4 if n_tokens <= 4 else ROWS * math.ceil(n_tokens / ROWS)

@@ -517,9 +517,9 @@ def draft(ids, n_draft, index=None):
 def add_drafts(fed, running, cached, n_draft):
     """Let rows feed in a guess behind their text, too: {row: ids} as from next_tokens, in place.
 
-    "rate": how often the latest guesses of a text were right, token by token, fed in or not. The k-th token of a guess
-    is right with a chance of rate^k. Those above 1/2 are worth blocks of rows of their own, to the nearest whole one;
-    what is left of the last block of the others costs nothing.
+    "rate": how often the latest guesses of a text were right, token by token, fed in or not; so a guess's k-th token is
+    right with a chance of rate^k. Besides its tokens a step takes the time of about 16 more, so a guess pays from a
+    chance of N / (N + 16) on. Those are fed in, to the nearest whole block of rows, and the surest go first.
     """
     whole = {row: running[row] for row in fed if len(cached[row]) + len(fed[row]) == len(running[row]["text"])}
     chances = []
@@ -531,9 +531,9 @@ def add_drafts(fed, running, cached, n_draft):
         n = min(n_draft, job["limit"] - len(job["text"]) - 1)  # the last new token is not fed in
         guess = draft(job["text"], n, job["index"])
         job |= {"guess": (guess * n)[:n], "n_seen": len(job["text"])}  # a guess up to the end of the text goes round
-        chances += [(job["rate"] ** k, row) for k in range(1, len(job["guess"]) + 1)]
+        chances += [(math.pow(job["rate"], k), row) for k in range(1, len(job["guess"]) + 1)]
     n_tokens = sum(map(len, fed.values()))
-    n_sure = sum(chance > 0.5 for chance, _ in chances)
+    n_sure = sum(chance > n_tokens / (n_tokens + 16) for chance, _ in chances)
     n_filled = 4 if n_tokens <= 4 else ROWS * math.ceil(n_tokens / ROWS)
     room = max(n_filled, ROWS * round((n_tokens + n_sure) / ROWS)) - n_tokens
     for row, n in Counter(row for _, row in sorted(chances, reverse=True)[:room]).items():
@@ -695,13 +695,13 @@ def grow(search, log_probs, rules, n_tokens_to_generate, n_beams, length_penalty
             search["beams"] += [(total, ids, row)] if len(search["beams"]) < n_beams else []
         elif rank < n_beams and not (is_full and early_stopping is True):
             new = ids[n_prompt : len(ids) - (ids[-1] in stop_ids)]
-            ended.append((new, total / n_new**length_penalty))
+            ended.append((new, total / math.pow(n_new, length_penalty)))
     ended.sort(key=lambda found: -found[1])
     del ended[n_beams:]
     if not search["beams"] or len(ended) < n_beams:
         return bool(search["beams"])
     best_length = n_tokens_to_generate if early_stopping == "never" and length_penalty > 0 else n_new
-    return early_stopping is not True and search["beams"][0][0] / best_length**length_penalty > ended[-1][1]
+    return early_stopping is not True and search["beams"][0][0] / math.pow(best_length, length_penalty) > ended[-1][1]
 
 
 def best_first(scores, n):
@@ -771,9 +771,9 @@ def main(
     stop = utils.read_stop(stop)
     if n_beams > 1 and (temperature or repetition_penalty != 1 or stop or stream or logprobs):
         raise utils.UserError("beams go without temperature, repetition_penalty, stop, stream and logprobs")
+    use_threads(threads)
     encoder, hparams, params = utils.load_model(model, models_dir)
     params = tile_params(params)
-    use_threads(threads)
     prompt_ids = utils.encode_prompts(encoder, prompts)
     stop_ids = () if ignore_eos else encoder.stop_ids
     rules = utils.read_rules(encoder, no_repeat_ngram_size, min_new_tokens, bad_words, logit_bias)

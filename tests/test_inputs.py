@@ -3,12 +3,13 @@ import re
 
 import numpy as np
 import pytest
-from tiny import BATCHING, CACHING, PADDING, VERSIONS, random_model, random_prompts
+from tiny import BATCHING, CACHING, FLAT, PADDING, VERSIONS, random_model, random_prompts
 
 import utils
 
 WRONG_IDS = pytest.mark.parametrize("wrong", [-1, 17, 10**6, 1.0, "1", None, True, np.nan], ids=repr)
 ABOUT_IDS = "^input_ids must be ids of the model's tokens, whole numbers from 0 to 16$"
+NOT_FLAT = [version for version in VERSIONS if version not in FLAT]  # test_continuous.py asks the others
 SAMPLING = [v for v in VERSIONS if hasattr(v.module, "sample")]
 
 
@@ -16,7 +17,7 @@ def each(versions):
     return pytest.mark.parametrize("version", versions, ids=str)
 
 
-@each(VERSIONS)
+@each(NOT_FLAT)
 @WRONG_IDS
 def test_ids_of_no_token_are_refused(version, wrong):
     """-1 would be the last row of wte, and 1.0 an IndexError about arrays. 16, the last of the 17 ids, is right."""
@@ -78,7 +79,7 @@ def test_prompts_of_different_lengths_are_told_about_left_pad(version):
             version.module.gpt2(input_ids, **version.params(model), n_head=model.n_head)
 
 
-@each(VERSIONS)
+@each(NOT_FLAT)
 def test_n_head_has_to_fit_the_weights(version):
     """As it does not where it has changed places with n_tokens_to_generate."""
     model, input_ids = random_model(), [[1, 2, 3]] if version.batches else [1, 2, 3]
@@ -88,7 +89,7 @@ def test_n_head_has_to_fit_the_weights(version):
         version.module.gpt2(input_ids, **version.params(model), n_head=3.0)
 
 
-@each(VERSIONS)
+@each(NOT_FLAT)
 def test_float16_weights_are_refused(version):
     """-1e10 is no number of theirs, so that a mask would be infinite."""
     model, input_ids = random_model(np.float16), [[1, 2, 3]] if version.batches else [1, 2, 3]
