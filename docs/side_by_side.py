@@ -36,26 +36,33 @@ def groups_of(rows, same=3):
     return groups
 
 
-def place(items, groups):
-    """Explanations for functions and their changes -> the items for each group.
+def fit(item, function, text):
+    """How well an explanation fits a change of a function: how many of the names that it has in code the change has.
 
-    groups: [(function, its changed lines as one text)]. An item goes to the change that has most of the names that the
-    item has in code; one that begins with a function's name stays with that function. The first of equal ones is taken,
-    from the place of the item before on.
+    One that begins with a function's name belongs to that function.
+    """
+    names, first = re.findall(r"`([^`\n]+)`", item), re.match(r"(?:- )?(?:In )?`(\w+)`", item)
+    found = [name for name in names if name != function and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    return len(found) + (100 if first and first[1] == function else 0.5 * (function in names))
+
+
+def place(items, groups):
+    """Explanations of functions, and their changes -> the items for each change.
+
+    groups: [(function, its changed lines as one text)]. An item goes to the change that it fits best; of equal ones to
+    the next from the place of the item before. A function that is left without one shares that which fits it best.
     """
     placed, last = [[] for _ in groups], 0
     for item in items:
-        names = re.findall(r"`([^`\n]+)`", item)
-        first = re.match(r"(?:- )?(?:In )?`(\w+)`", item)
-        scores = [
-            sum(name != function and bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) for name in names)
-            + 100 * bool(first and first.group(1) == function)
-            for function, text in groups
-        ]
+        scores = [fit(item, *group) for group in groups]
         if max(scores) > 0:
-            order = [*range(last, len(groups)), *range(last)]
-            last = max(order, key=scores.__getitem__)
+            last = max([*range(last, len(groups)), *range(last)], key=scores.__getitem__)
         placed[last].append(item)
+    told = {function for (function, _), mine in zip(groups, placed) if mine}
+    for i, (function, text) in enumerate(groups):
+        if items and function not in told:
+            placed[i].append(max(items, key=lambda item: fit(item, function, text)))  # noqa: B023 (used at once)
+            told.add(function)
     return placed
 
 
