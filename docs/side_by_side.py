@@ -97,12 +97,14 @@ def diff_page(version, before):
     """-> Markdown's HTML of a diff, and its changes for which the page has no words."""
     texts = {"-": read(diffs.VERSIONS[before]), "+": read(diffs.VERSIONS[version])}
     colored = {side: highlight(text, "python").splitlines() for side, text in texts.items()}
-    at, functions, label, begun, explained = {"-": 0, "+": 0}, {}, None, set(), set()
+    at, functions, last, begun, explained = {"-": 0, "+": 0}, {}, {}, set(), set()
+    labels = diffs.label_lines(diffs.VERSIONS[version])
     for sign, name, line in diffs.diff_lines(before, version):
         for side in "-+":
             at[side] += sign in (" ", side)
-        label = name or label  # a docstring belongs to the function above it
         side = "-" if sign == "-" else "+"
+        label = name or last[side]  # a docstring belongs to the function above it
+        last.update(dict.fromkeys("-+", label) if sign == " " else {side: label})
         if line.strip() or (label, sign) in begun:  # blank lines in front of a function tell nothing
             begun |= {(label, sign), (label, "-"), (label, "+")} if sign == " " else {(label, sign)}
             functions.setdefault(label, []).append((sign, at["-"], at["+"], colored[side][at[side] - 1]))
@@ -132,6 +134,8 @@ def diff_page(version, before):
         body.append(f'<section id="{name}"><h2><code>{name}</code></h2>')
         note = {"docstring": "What the file says about itself.", "imports": "What the file needs."}.get(name)
         note = note or ("" if name in explained else "Only its docstring changes.")
+        if name not in labels:
+            note = "Gone in the new file."
         joined = []  # a change without words of its own stands beside those of the one before it, or after
         for group, mine in zip(groups[name], words[name]):
             if joined and (not mine or not joined[-1][1]):
