@@ -103,7 +103,9 @@ def diff_page(version, before):
         for side in "-+":
             at[side] += sign in (" ", side)
         side = "-" if sign == "-" else "+"
-        label = name or last[side]  # a docstring belongs to the function above it
+        if name == "docstring" and "imports" in functions:
+            name = None  # a call between functions
+        label = name or last[side]  # docstrings and such calls belong to the function above them
         last.update(dict.fromkeys("-+", label) if sign == " " else {side: label})
         if line.strip() or (label, sign) in begun:  # blank lines in front of a function tell nothing
             begun |= {(label, sign), (label, "-"), (label, "+")} if sign == " " else {(label, sign)}
@@ -111,7 +113,8 @@ def diff_page(version, before):
         if sign != " " and name and line.strip():  # more than its docstring changes
             explained.add(name)
 
-    functions = dict(sorted(functions.items(), key=lambda item: max(row[2] for row in item[1])))  # as in the new file
+    first = {name: min([row[2] for row in rows if row[0] != "-"] or [rows[0][2]]) for name, rows in functions.items()}
+    functions = {name: functions[name] for name in sorted(first, key=first.get)}  # in the order of the new file
     groups = {name: groups_of(rows) for name, rows in functions.items() if any(sign != " " for sign, *_ in rows)}
     words = {name: [[] for _ in mine] for name, mine in groups.items()}
     for names, items in explanations(version, before):
