@@ -36,26 +36,33 @@ def groups_of(rows, same=3):
     return groups
 
 
-def place(items, groups):
-    """Explanations for functions and their changes -> the items for each group.
+def fit(item, function, text):
+    """How well an explanation fits a change of a function: how many of the names that it has in code the change has.
 
-    groups: [(function, its changed lines as one text)]. An item goes to the change that has most of the names that the
-    item has in code; one that begins with a function's name stays with that function. The first of equal ones is taken,
-    from the place of the item before on.
+    One that begins with a function's name belongs to that function.
+    """
+    names, first = re.findall(r"`([^`\n]+)`", item), re.match(r"(?:- )?(?:In )?`(\w+)`", item)
+    found = [name for name in names if name != function and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)]
+    return len(found) + (100 if first and first[1] == function else 0.5 * (function in names))
+
+
+def place(items, groups):
+    """Explanations of functions, and their changes -> the items for each change.
+
+    groups: [(function, its changed lines as one text)]. An item goes to the change that it fits best; of equal ones to
+    the next from the place of the item before. A function that is left without one shares that which fits it best.
     """
     placed, last = [[] for _ in groups], 0
     for item in items:
-        names = re.findall(r"`([^`\n]+)`", item)
-        first = re.match(r"(?:- )?(?:In )?`(\w+)`", item)
-        scores = [
-            sum(name != function and bool(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text)) for name in names)
-            + 100 * bool(first and first.group(1) == function)
-            for function, text in groups
-        ]
+        scores = [fit(item, *group) for group in groups]
         if max(scores) > 0:
-            order = [*range(last, len(groups)), *range(last)]
-            last = max(order, key=scores.__getitem__)
+            last = max([*range(last, len(groups)), *range(last)], key=scores.__getitem__)
         placed[last].append(item)
+    told = {function for (function, _), mine in zip(groups, placed) if mine}
+    for i, (function, text) in enumerate(groups):
+        if items and function not in told:
+            placed[i].append(max(items, key=lambda item: fit(item, function, text)))  # noqa: B023 (used at once)
+            told.add(function)
     return placed
 
 
@@ -90,19 +97,24 @@ def diff_page(version, before):
     """-> Markdown's HTML of a diff, and its changes for which the page has no words."""
     texts = {"-": read(diffs.VERSIONS[before]), "+": read(diffs.VERSIONS[version])}
     colored = {side: highlight(text, "python").splitlines() for side, text in texts.items()}
-    at, functions, label, begun, explained = {"-": 0, "+": 0}, {}, None, set(), set()
+    at, functions, last, begun, explained = {"-": 0, "+": 0}, {}, {}, set(), set()
+    labels = diffs.label_lines(diffs.VERSIONS[version])
     for sign, name, line in diffs.diff_lines(before, version):
         for side in "-+":
             at[side] += sign in (" ", side)
-        label = name or label  # a docstring belongs to the function above it
         side = "-" if sign == "-" else "+"
+        if name == "docstring" and "imports" in functions:
+            name = None  # a call between functions
+        label = name or last[side]  # docstrings and such calls belong to the function above them
+        last.update(dict.fromkeys("-+", label) if sign == " " else {side: label})
         if line.strip() or (label, sign) in begun:  # blank lines in front of a function tell nothing
             begun |= {(label, sign), (label, "-"), (label, "+")} if sign == " " else {(label, sign)}
             functions.setdefault(label, []).append((sign, at["-"], at["+"], colored[side][at[side] - 1]))
         if sign != " " and name and line.strip():  # more than its docstring changes
             explained.add(name)
 
-    functions = dict(sorted(functions.items(), key=lambda item: max(row[2] for row in item[1])))  # as in the new file
+    first = {name: min([row[2] for row in rows if row[0] != "-"] or [rows[0][2]]) for name, rows in functions.items()}
+    functions = {name: functions[name] for name in sorted(first, key=first.get)}  # in the order of the new file
     groups = {name: groups_of(rows) for name, rows in functions.items() if any(sign != " " for sign, *_ in rows)}
     words = {name: [[] for _ in mine] for name, mine in groups.items()}
     for names, items in explanations(version, before):
@@ -125,6 +137,8 @@ def diff_page(version, before):
         body.append(f'<section id="{name}"><h2><code>{name}</code></h2>')
         note = {"docstring": "What the file says about itself.", "imports": "What the file needs."}.get(name)
         note = note or ("" if name in explained else "Only its docstring changes.")
+        if name not in labels:
+            note = "Gone in the new file."
         joined = []  # a change without words of its own stands beside those of the one before it, or after
         for group, mine in zip(groups[name], words[name]):
             if joined and (not mine or not joined[-1][1]):

@@ -141,7 +141,8 @@ def lost_links(files):
 
 def problems():
     """What is wrong with the site that the pages make, one line each."""
-    return lost_links(make_site()[0])
+    files, silent = make_site()
+    return lost_links(files) + [f"the page of {change} changes, but nothing is said about it" for change in silent]
 
 
 def write_site(folder):
