@@ -570,7 +570,7 @@ def generate(
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     switches = {"logprobs": logprobs, "progress": progress}
     utils.check_settings(**sampling, seed=seed, n_samples=n_samples, repetition_penalty=repetition_penalty, **switches)
-    utils.check_settings(n_rows=n_rows, chunk=chunk, n_bytes=n_bytes, n_draft=n_draft)
+    utils.check_settings(n_rows=n_rows, n_draft=n_draft, chunk=chunk, n_bytes=n_bytes, on_token=on_token, on_end=on_end)
     prompts = utils.check_prompts(prompts, len(params["wte"]))
     n_new = utils.check_limits([len(ids) for ids in prompts], n_tokens_to_generate, n_ctx=len(params["wpe"]))
     T_max = [len(ids) + max(n - 1, 0) for ids, n in zip(prompts, n_new)]  # the last new token is not fed in

@@ -18,7 +18,8 @@ SETTINGS = {  # name -> kind, lowest, highest
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
     "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
 }  # fmt: skip
-OPTIONAL = ("chunk", "n_bytes", "n_logits", "seed", "threads")  # None is as good as not given
+CALLBACKS = ("on_token", "on_end")
+OPTIONAL = ("chunk", "n_bytes", "n_logits", "seed", "threads", *CALLBACKS)  # None is as good as not given
 NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # all that makes sense at temperature 0
 
 
@@ -30,7 +31,10 @@ def check_settings(**settings):
     for name, value in settings.items():
         if value is None and name in OPTIONAL:
             continue
-        if name == "seed" and is_list(value):
+        if name in CALLBACKS:
+            if not callable(value):
+                raise UserError(f"{name} must be a function, not {value!r:.60}")
+        elif name == "seed" and is_list(value):
             for row in value:
                 first, *stream = row if is_list(row) and len(row) else [row]
                 check_one("seed", first)
@@ -205,7 +209,7 @@ def check_places(rows, position_ids, wanted, n_tokens, kv_cache, wpe):
     for row, position in zip(found[0].tolist(), found[1].tolist()):
         n_held = len(kv_cache["ids"][row])
         if position != ends.get(row, min(position, n_held)):
-            message = f"row {row} has a token at position {position}, but the one before it there"
+            message = f"position_ids: row {row} has a token at position {position}, but the one before it there"
             raise UserError(f"{message} is {ends.get(row, n_held) - 1}")
         ends[row] = position + 1
     return found

@@ -10,12 +10,11 @@ import numbers
 
 import numpy as np
 import pytest
-from tiny import FLAT, VERSIONS, random_model
+from tiny import VERSIONS, random_model
 
 import utils
 
 MODEL = random_model(np.float32)
-BATCHED = [version for version in VERSIONS if version not in FLAT]  # test_continuous.py asks the others
 IDS, MASK = [[1, 2, 3], [4, 5, 6]], [[0, 1, 1], [1, 1, 1]]
 
 JUNK = [
@@ -110,6 +109,13 @@ RIGHT = {  # what need not be refused
     "logprobs": lambda value: isinstance(value, bool),
     "progress": lambda value: isinstance(value, bool),
     "on_token": lambda value: value is None or callable(value),
+    "on_end": lambda value: value is None or callable(value),
+    "n_rows": lambda value: is_whole(value, 1),
+    "n_bytes": lambda value: value is None or is_whole(value, 1),
+    "n_draft": lambda value: is_whole(value, 0),
+    "rows": lambda value: is_ids(value, top=1) and len(value) == 3,
+    "position_ids": lambda value: is_ids(value, top=8) and len(value) == 3,
+    "wanted": lambda value: is_ids(value, top=2),
     "prompts": is_lists_of_ids,
     "logits": is_logits,
     "generators": lambda value: isinstance(value, list) and list(map(type, value)) == [np.random.Generator],
@@ -117,7 +123,8 @@ RIGHT = {  # what need not be refused
     "kv_cache": lambda value: value is None,
 }  # fmt: skip
 CACHE = object()  # stands for a cache that is in use
-OWN_ERRORS = ("on_token", "generators", "params", "kv_cache")  # of which Python itself says what is wrong with them
+OWN_ERRORS = ("on_token", "on_end", "generators", "params", "kv_cache")  # of which Python may say what is wrong
+NO_NAMES = (*OWN_ERRORS, "input_ids", "attention_mask", "logits", "prompts", "rows")  # need not be named
 
 
 def calls_of(version):
@@ -128,6 +135,14 @@ def calls_of(version):
     params = {"params": version.params(MODEL)}
     generation = {"input_ids": input_ids, **params, **known, "n_tokens_to_generate": 2, **more}
     calls = {"gpt2": {"input_ids": input_ids, **version.params(MODEL), **known, **more}, "generate": generation}
+    if version.is_flat:
+        weights = {name: version.params(MODEL)[name] for name in ("wte", "blocks")}
+        calls["init_kv_cache"] = {**weights, **known, "n_rows": 2, "T_max": 9, "n_bytes": None}
+        calls["gpt2"] |= {"input_ids": IDS[0], "rows": [1] * 3, "position_ids": [2, 3, 4], "wanted": [2]}
+        calls["gpt2"]["kv_cache"] = calls["generate"]["kv_cache"] = CACHE
+        calls["generate"] |= {"prompts": IDS, "n_rows": 2, "n_bytes": None, "chunk": 2, "on_end": None}
+        calls["generate"] |= {"n_draft": 7} if version.number > 7 else {}
+        del calls["generate"]["input_ids"]
     if version.pads:
         calls["left_pad"] = {"prompts": [[1, 2], [3]], "pad_id": 0}
     if version.caches:
@@ -147,6 +162,12 @@ def calls_of(version):
 
 
 def right_for(version, function, name):
+    if version.is_flat and name == "input_ids":
+        return lambda value: is_ids(value) and len(value) == 3
+    if version.is_flat and name == "prompts":
+        return lambda value: is_lists_of_ids(value) and all(map(is_ids, value))
+    if version.is_flat and name == "n_tokens_to_generate":
+        return lambda value: is_whole(value, 0, 7) or (is_ids(value, top=7) and len(value) == 2)
     if name == "input_ids" and version.batches and function != "decode_one_token":
         return is_batch
     if name == "input_ids":
@@ -154,17 +175,21 @@ def right_for(version, function, name):
         return lambda value: is_ids(value) and len(value) > 0 and length in (None, len(value))
     if name == "attention_mask":
         return lambda value: is_mask(value, last_real=function != "gpt2")
-    if name == "kv_cache" and function != "gpt2":
+    if name == "kv_cache" and function != ("generate" if version.is_flat else "gpt2"):
         return lambda value: False
     return RIGHT[name]
 
 
 def with_cache(version, arguments):
     """The arguments, with a cache that is in use where they need one -> those, the cache"""
-    if not version.caches:
+    if not version.caches and not version.is_flat:
         return arguments, None
-    cache = version.new_cache(MODEL, B=2, T_max=9)
-    version.module.prefill([[7, 8], [9, 10]], version.params(MODEL), MODEL.n_head, cache)
+    cache = version.new_cache(MODEL, 2, 9)
+    if version.is_flat:
+        call = {**version.params(MODEL), "n_head": MODEL.n_head, "kv_cache": cache, "wanted": []}
+        version.module.gpt2([7, 8, 9], [0, 1, 1], [0, 0, 1], **call)
+    else:
+        version.module.prefill([[7, 8], [9, 10]], version.params(MODEL), MODEL.n_head, cache)
     return {name: cache if value is CACHE else value for name, value in arguments.items()}, cache
 
 
@@ -174,7 +199,7 @@ def refuser(version, function, name):
     kind = Exception if name in OWN_ERRORS else utils.UserError
 
     def state():
-        return cache and (cache["length"], cache["real"].tolist(), cache["blocks"].tobytes())
+        return cache and [x.tobytes() if isinstance(x, np.ndarray) else repr(x) for x in cache.values()]
 
     def assert_refused(wrong):
         before = state()
@@ -183,7 +208,7 @@ def refuser(version, function, name):
                 getattr(version.module, function)(**{**arguments, name: wrong})
         except BaseException as error:
             raise AssertionError(f"{function}({name}={wrong!r:.200}): {error!r:.200}") from error
-        if name not in (*OWN_ERRORS, "input_ids", "attention_mask", "logits", "prompts") and type(wrong) is not int:
+        if name not in NO_NAMES and type(wrong) is not int:
             assert name in str(raised.value)
         assert state() == before
 
@@ -201,7 +226,7 @@ def is_new(version, function):
 
 CASES = [
     (version, function, name)
-    for version in BATCHED
+    for version in VERSIONS
     for function, arguments in calls_of(version).items()
     for name in arguments
     if (name in RIGHT or name in ("input_ids", "attention_mask")) and is_new(version, function)
@@ -209,7 +234,7 @@ CASES = [
 every_argument = pytest.mark.parametrize("version, function, name", CASES, ids=str)
 
 
-@pytest.mark.parametrize("version", BATCHED, ids=str)
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
 def test_the_right_arguments_are_taken(version):
     """Otherwise all would be refused below."""
     for function, arguments in calls_of(version).items():
@@ -258,6 +283,6 @@ def test_whatever_hypothesis_thinks_of_is_refused(version, function, name):
 
 def test_swapped_arguments_are_refused():
     """In all versions, n_head and n_tokens_to_generate in each other's place."""
-    for version in BATCHED:
+    for version in VERSIONS:
         with pytest.raises(utils.UserError, match="^n_head 40 does not fit the weights, whose n_embd is 12$"):
             version.module.generate(IDS if version.batches else IDS[0], version.params(MODEL), 40, MODEL.n_head)

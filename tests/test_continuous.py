@@ -354,6 +354,45 @@ def test_what_is_wrong_is_refused_by_name_before_anything_is_written(version, wr
 
 
 @every_version
+@pytest.mark.parametrize("wrong", [-1, 40, 10**6, 1.0, "1", None, True, np.nan], ids=repr)
+def test_ids_of_no_token_are_refused(version, wrong):
+    """-1 would be the last row of wte."""
+    model, cache = model_of(), new_cache(version, model_of(), 1)
+    for ids in ([wrong], [3, wrong, 4], [3, 4, wrong]):
+        with pytest.raises(utils.UserError, match="whole numbers from 0 to 39"):
+            results_of(version, model, [[5], ids], 2)
+        call = {**version.params(model), "n_head": 3, "kv_cache": cache, "wanted": [0]}
+        with pytest.raises(utils.UserError, match="^input_ids must be ids of the model's tokens"):
+            version.module.gpt2(ids, [0] * len(ids), range(len(ids)), **call)
+    assert cache["ids"] == [[]]
+
+
+@every_version
+def test_weights_that_are_too_small_and_heads_that_do_not_fit_are_refused(version):
+    for dtype, n_head, words in ((np.float16, 3, "the weights are float16"), (np.float32, 5, "n_head 5 does not fit")):
+        model = model_of(dtype)._replace(n_head=n_head)
+        with pytest.raises(utils.UserError, match=f"^{words}"):
+            version.module.generate([[1, 2]], model.params, n_head, 2)
+        with pytest.raises(utils.UserError, match=f"^{words}"):
+            cache = new_cache(version, model_of(), 1)
+            call = {**version.params(model_of(dtype)), "n_head": n_head, "kv_cache": cache, "wanted": []}
+            version.module.gpt2([1, 2], [0, 0], [0, 1], **call)
+
+
+@every_version
+def test_inputs_are_never_changed(version):
+    """Lists and arrays of ids stay as they were, which text.append would not leave; results are the caller's alone."""
+    model, prompts = model_of(), random_prompts([9, 20, 9], 40)
+    cache = new_cache(version, model, 2)
+    for as_given in (lambda ids: [list(row) for row in ids], lambda ids: list(map(np.array, ids))):
+        given, n = as_given(prompts), [3, 4, 5]
+        ids, _ = results_of(version, model, given, n, kv_cache=cache)
+        assert list(map(list, given)) == prompts and n == [3, 4, 5]
+        ids[0].append(7)
+        assert results_of(version, model, given, n, kv_cache=cache)[0][0] == ids[0][:-1]
+
+
+@every_version
 def test_a_cache_of_another_model_or_with_too_little_room_is_refused(version):
     model, prompts = model_of(), random_prompts([5, 60], 40)
     for other in (model_of(n_layer=1), model_of(n_embd=24), model_of(n_head=2), model_of(np.float64)):
