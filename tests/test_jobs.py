@@ -222,7 +222,7 @@ def test_what_is_read_at_once_has_limits(edge, tiny_model, monkeypatch, tmp_path
     for name, data in (("MAX_LINE", b"12345678"), ("MAX_COPY", b"1\n" * 100_000)):
         for limit, status in ((len(data), 0), (len(data) - 1, 2)):
             monkeypatch.setattr(prompts, name, limit)
-            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
             if status == 0 and name == "MAX_COPY":
                 continue  # a hundred thousand prompts take their time
             result = edge(jobs.COMMANDS, "complete", "-", *GREEDY)
