@@ -442,7 +442,7 @@ def test_the_table_of_attention_weights():
     ]
 
 
-@pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6), ("--layer 5", 1)])
+@pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6)])
 def test_all_heads_and_all_layers(shell, flags, n):
     status, output = shell.run(f'python docs/attention.py "The cat sat" {flags}')
     assert status == 0
@@ -460,10 +460,10 @@ def test_all_heads_and_all_layers(shell, flags, n):
         ("", "one text, not 0"),
     ],
 )
-def test_mistakes_are_one_line(shell, arguments, words):
-    status, output = shell.run(f"python docs/attention.py {arguments}")
-    assert status == 2
-    assert output.startswith("error: ") and words in output and output.count("\n") == 1
+def test_mistakes_are_one_line(edge, arguments, words):
+    result = edge(attention.main, *arguments.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: ") and words in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.extra

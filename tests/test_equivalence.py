@@ -24,6 +24,7 @@ from tiny import (
     assert_same_bits,
     random_model,
     random_prompts,
+    where_the_model_is_new,
 )
 
 N_NEW = 6  # tokens to generate
@@ -39,9 +40,9 @@ RAGGED += [tuple(some_random.integers(1, 41, size=size).tolist()) for size in (2
 
 every_size = pytest.mark.parametrize("size", SIZES)
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
-every_batching_version = pytest.mark.parametrize("version", BATCHING + FLAT, ids=str)
-every_padding_version = pytest.mark.parametrize("version", PADDING + FLAT, ids=str)
-every_caching_version = pytest.mark.parametrize("version", CACHING + FLAT, ids=str)
+every_batching_version = pytest.mark.parametrize("version", where_the_model_is_new(BATCHING + FLAT), ids=str)
+every_padding_version = pytest.mark.parametrize("version", where_the_model_is_new(PADDING + FLAT), ids=str)
+every_caching_version = pytest.mark.parametrize("version", where_the_model_is_new(CACHING + FLAT), ids=str)
 small_sizes = pytest.mark.parametrize("size", ["tiny", "odd"])
 
 
@@ -147,7 +148,7 @@ def test_greedy_ids(version, size):
         assert version.generate(random_model(**SIZES[size]), random_prompts(lengths), N_NEW) == expected
 
 
-@every_padding_version
+@pytest.mark.parametrize("version", PADDING + FLAT, ids=str)
 def test_greedy_ids_of_a_ragged_batch(version):
     for lengths in RAGGED[1:4]:
         expected, _ = greedy_alone("tiny", lengths, N_NEW)
@@ -166,10 +167,17 @@ def test_greedy_ids_of_these_models_say_something():
 BLAS_LENGTHS = [1, 2, 4, 5, 8, 9, 16, 17, 33, 48]
 both_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 STEPS = [(before, after) for before, after in NEIGHBOURS if before.has_one_shape == after.has_one_shape]
-every_step = pytest.mark.parametrize("before, after", STEPS, ids=str)
-every_batched_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].batches], ids=str)
-every_padded_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].pads or s[0].is_flat], ids=str)
-every_cached_step = pytest.mark.parametrize("before, after", [s for s in STEPS if s[0].caches or s[0].is_flat], ids=str)
+
+
+def steps(some=lambda before: True):
+    """The steps from a version of some kind to the next one."""
+    pairs = [(before, after) for before, after in STEPS if some(before)]
+    return pytest.mark.parametrize("before, after", where_the_model_is_new(pairs), ids=str)
+
+
+every_step, every_batched_step = steps(), steps(lambda before: before.batches)
+every_padded_step = steps(lambda before: before.pads or before.is_flat)
+every_cached_step = steps(lambda before: before.caches or before.is_flat)
 
 
 @pytest.mark.blas

@@ -12,6 +12,7 @@ import sys
 
 import numpy as np
 import pytest
+import verify as tool
 from tiny import ROOT, VERSIONS, assert_same_bits, random_model, random_prompts
 
 import gpt2_v5_exact as v5
@@ -314,9 +315,6 @@ def test_verify_any_version(version):
 
 def test_verify_fails_where_bits_differ(monkeypatch, tmp_path, capsys):
     """A version like v5 in which the weights are added as np.sum likes to."""
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    import verify as tool
-
     def softmax(x, out):
         x -= np.max(x, axis=-1, keepdims=True)
         np.exp(x, out=x)
@@ -329,14 +327,11 @@ def test_verify_fails_where_bits_differ(monkeypatch, tmp_path, capsys):
     assert sum(bits for _, _, bits in found["ways"].values()) > 0
 
 
-def test_verify_counts_bits(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "tools"))
-    from verify import bits_that_differ
-
+def test_verify_counts_bits():
     a = np.array([1.0, 2.0], np.float32)
-    assert bits_that_differ(a, a.copy()) == 0
-    assert bits_that_differ(a, np.nextafter(a, np.float32(0))) > 1
-    assert bits_that_differ(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
+    assert tool.bits_that_differ(a, a.copy()) == 0
+    assert tool.bits_that_differ(a, np.nextafter(a, np.float32(0))) > 1
+    assert tool.bits_that_differ(np.zeros(2, np.float32), -np.zeros(2, np.float32)) == 2
 
 
 @pytest.mark.parametrize(
@@ -349,9 +344,9 @@ def test_verify_counts_bits(monkeypatch):
     ],
     ids=str,
 )
-def test_a_verify_that_would_compare_nothing_is_refused(arguments, message):
-    status, out, err = verify(*arguments)
-    assert (status, out) == (2, "") and message in err
+def test_a_verify_that_would_compare_nothing_is_refused(edge, arguments, message):
+    result = edge(tool.verify, *arguments)
+    assert (result.returncode, result.stdout) == (2, "") and message in result.stderr
 
 
 @pytest.mark.extra

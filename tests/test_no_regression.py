@@ -8,10 +8,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tiny import BATCHING, CACHING, VERSIONS, random_model
+from tiny import BATCHING, CACHING, VERSIONS, random_model, where_the_model_is_new
 
 MATRIX_PRODUCTS = ("matmul", "matvec", "vecmat", "vecdot")  # those of NumPy's ufuncs that sum products
 UNCOUNTED = ("dot", "vdot", "inner", "tensordot", "einsum")  # functions that would escape the count
+every_version = pytest.mark.parametrize("version", where_the_model_is_new(CACHING), ids=str)
 ONE_BLAS_CALL_A_PRODUCT = [version for version in CACHING if not version.has_one_shape]
 
 
@@ -93,7 +94,7 @@ def counted_decode(version, B, n_past):
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 8])
-@pytest.mark.parametrize("version", ONE_BLAS_CALL_A_PRODUCT, ids=str)
+@pytest.mark.parametrize("version", where_the_model_is_new(ONE_BLAS_CALL_A_PRODUCT), ids=str)
 def test_a_decode_step_makes_no_more_blas_calls_than_it_must(version, B):
     model, products = counted_decode(version, B, n_past=20)
     n_layer = len(model.params["blocks"])
@@ -106,7 +107,7 @@ def test_a_decode_step_makes_no_more_blas_calls_than_it_must(version, B):
 
 
 @pytest.mark.parametrize("B", [1, 2, 3, 8])
-@pytest.mark.parametrize("version", ONE_BLAS_CALL_A_PRODUCT, ids=str)
+@pytest.mark.parametrize("version", where_the_model_is_new(ONE_BLAS_CALL_A_PRODUCT), ids=str)
 def test_a_decode_step_multiplies_each_weight_once_per_row(version, B):
     n_past = 20
     model, products = counted_decode(version, B, n_past)
@@ -116,7 +117,7 @@ def test_a_decode_step_multiplies_each_weight_once_per_row(version, B):
     assert multiplications(products) <= B * (weights_of(model) + model.params["wte"].size + attention)
 
 
-@pytest.mark.parametrize("version", CACHING, ids=str)
+@every_version
 def test_only_attention_grows_with_the_tokens_before(version):
     early, late = (counted_decode(version, 3, n_past)[1] for n_past in (5, 60))  # of one block of keys, in v5
     assert len(early) == len(late)
@@ -128,7 +129,7 @@ def test_only_attention_grows_with_the_tokens_before(version):
     assert multiplications(later) - multiplications(early) <= most
 
 
-@pytest.mark.parametrize("version", [v for v in BATCHING if not v.has_one_shape], ids=str)
+@pytest.mark.parametrize("version", where_the_model_is_new(v for v in BATCHING if not v.has_one_shape), ids=str)
 def test_a_batch_reads_each_weight_once(version):
     """In a full pass of 3 rows or more, each linear layer is one BLAS call for the whole batch."""
     model = random_model(np.float32)
@@ -194,7 +195,7 @@ def peak_bytes(function):
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("version", CACHING, ids=str)
+@every_version
 def test_no_step_copies_a_part_of_the_cache(version):
     """A copy of one layer's keys would already be more than all new arrays of a step."""
     model = random_model(np.float32, n_vocab=50, n_ctx=700, n_embd=128, n_head=2, n_layer=1)
@@ -209,7 +210,7 @@ def test_no_step_copies_a_part_of_the_cache(version):
     assert peak_bytes(prefill) < large["blocks"].nbytes / 2 / 20
 
 
-@pytest.mark.parametrize("version", CACHING, ids=str)
+@every_version
 def test_what_a_decode_step_allocates_grows_by_scores_alone(version):
     model = random_model(np.float32, n_vocab=50, n_ctx=1000, n_embd=128, n_head=2, n_layer=1)
     peaks = {}
@@ -225,7 +226,7 @@ def test_what_a_decode_step_allocates_grows_by_scores_alone(version):
     assert peaks[800] - peaks[100] < 4 * scores + masks
 
 
-@pytest.mark.parametrize("version", CACHING, ids=str)
+@every_version
 def test_the_cache_stays_where_it_is_and_what_it_holds_is_not_written_again(version):
     model = random_model(np.float32)
     cache = after_prompt(version, model, 3, T=20, T_max=30)
@@ -237,7 +238,7 @@ def test_the_cache_stays_where_it_is_and_what_it_holds_is_not_written_again(vers
     assert cache["length"] == 21
 
 
-@pytest.mark.parametrize("version", CACHING, ids=str)
+@every_version
 def test_a_long_prompt_needs_no_array_of_all_pairs_of_tokens(version):
     """A prompt is taken in pieces: scores of each token with each other would be larger than all else here."""
     model = random_model(np.float32, n_vocab=50, n_ctx=1024, n_embd=16, n_head=4)

@@ -273,12 +273,12 @@ def test_shards_that_are_missing_or_hold_something_else_are_named(tmp_path):
 # ---- cost
 
 
-def test_a_model_of_124m_s_size_loads_without_a_copy_of_its_weights(tmp_path):
-    folder = write_huge_folder(tmp_path / "huge")
+def test_a_model_loads_without_a_copy_of_its_weights(tmp_path):
+    folder = write_huge_folder(tmp_path / "huge", n_layer=2, n_vocab=5000)  # 75 MB
     tracemalloc.start()
     try:
         _, hparams, params = utils.load_model(folder)
-        assert params["wte"].shape[1] == 768 and hparams["n_layer"] == 12
+        assert params["wte"].shape[1] == 768 and hparams["n_layer"] == 2
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()

@@ -382,7 +382,7 @@ def test_damaged_weights_are_an_error():
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95, "min_p": 0.01}], ids=str)
 def test_every_draw_works_in_float32(settings):
-    """Np.random.multinomial raises for 27 of 200 such rows, as their probabilities add up to more than 1."""
+    """np.random.multinomial raises for 27 of 200 such rows, as their probabilities add up to more than 1."""
     logits = np.random.default_rng(0).standard_normal((200, 50_257)).astype(np.float32) * 3
     generators = [np.random.default_rng(row) for row in range(200)]
     ids = v4.sample(logits, generators, temperature=0.8, **settings)

@@ -13,7 +13,7 @@ import sys
 import pytest
 from tiny import ROOT, VERSIONS
 
-FILES = ("reference", "traps", "padding", "cache", "lengths", "equivalence", "exact")
+FILES = ("reference", "traps", "padding", "cache", "lengths", "equivalence", "exact", "continuous")
 SUITE = [f"tests/test_{name}.py" for name in FILES]
 NAMES = [version.name for version in VERSIONS]
 

@@ -178,7 +178,7 @@ def test_threads_are_made_when_they_are_needed_and_kept(split_all):
     assert len(v6.pool(4, os.getpid())._threads) <= 4, names
 
 
-@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("threads", [pytest.param("1", marks=pytest.mark.slow), "3"])
 def test_the_command_takes_a_number_of_threads(threads):
     command = [sys.executable, "gpt2_v6_threads.py", "One day", "--n_tokens_to_generate", "5", "--threads", threads]
     child = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8")

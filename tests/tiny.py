@@ -156,6 +156,23 @@ PADDING = [version for version in VERSIONS if version.pads]
 CACHING = [version for version in VERSIONS if version.caches]
 FLAT = [version for version in VERSIONS if version.is_flat]
 NEIGHBOURS = list(zip(VERSIONS, VERSIONS[1:]))
+MODEL = {"gelu", "softmax", "layer_norm", "linear", "ffn", "attention", "mha", "transformer_block", "gpt2"}
+
+
+def where_the_model_is_new(some):
+    """Versions, or pairs of neighbours, as parameters: `slow` where the model is that of the version before.
+
+    To the byte, that is, as test_diff.py makes sure. Their `generate` is tested for every version.
+    """
+    parameters = []
+    for one in some:
+        version = one if isinstance(one, Version) else one[1]
+        entry = versions.VERSIONS[version.number]
+        same = version.number > 0 and not MODEL & (entry.changed | entry.new)
+        values = [one] if isinstance(one, Version) else one
+        parameters.append(pytest.param(*values, marks=[pytest.mark.slow] * same))
+    return parameters
+
 
 # ---- models
 
