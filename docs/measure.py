@@ -51,8 +51,8 @@ def generator(name, module, params, n_head):
     params = module.tile_params(params) if hasattr(module, "tile_params") else params
     if name == "v0":
         return lambda prompts, n: [module.generate(ids, params, n_head, n) for ids in prompts]
-    if name == "v1":
-        return lambda prompts, n: module.generate(prompts, params, n_head, n)
+    if not hasattr(module, "left_pad"):  # v1, and v7 and later
+        return lambda prompts, n, **options: module.generate(prompts, params, n_head, n, **options)
 
     def generate(prompts, n, **options):
         input_ids, attention_mask = module.left_pad(prompts)

@@ -170,8 +170,8 @@ def test_100_texts_of_50_tokens_are_the_same_alone_and_in_batches(sampling):
 
     def texts(batch):
         input_ids, mask = v5.left_pad([prompts[i] for i in batch])
-        seeds = [(3, int(i)) for i in batch]
-        return v5.generate(input_ids, params, model.n_head, 50, mask, seed=seeds, **sampling)
+        seeds = {"seed": [(3, int(i)) for i in batch]} if sampling else {}
+        return v5.generate(input_ids, params, model.n_head, 50, mask, **seeds, **sampling)
 
     order = rng.permutation(100)
     batched = {i: ids for batch in np.split(order, [1, 4, 20, 60]) for i, ids in zip(batch, texts(batch))}
