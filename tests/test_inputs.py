@@ -222,7 +222,8 @@ def test_a_length_that_is_set_by_hand_is_refused(version):
 
 @each(SAMPLING)
 @pytest.mark.parametrize(
-    "seed", [[np.random.default_rng(0)] * 2, [None, None], [1, -1], [(1, 2), (1, -2)], [1.5, 2], "ab", b"ab", {1, 2},
+    "seed", [pytest.param([np.random.default_rng(0)] * 2, id="generators"),
+             [None, None], [1, -1], [(1, 2), (1, -2)], [1.5, 2], "ab", b"ab", {1, 2},
              [(1, "2"), 3], [(), 1], [1, True], [(1, 2**32), 1], [2**128, 1]], ids=repr,
 )  # fmt: skip
 def test_row_seeds_that_are_none_are_refused(version, seed):
