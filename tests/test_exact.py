@@ -23,7 +23,6 @@ V5 = next(version for version in VERSIONS if version.number == 5)
 V4 = next(version for version in VERSIONS if version.number == 4)
 # On both sides of blocks of 4 and 8 rows and of 64 keys.
 LENGTHS = [1, 4, 5, 8, 9, 17, 63, 64, 65, 127, 129, 190]
-SHORTER = [1, 8, 9, 64, 65, 72]
 PIECES = {"whole": [190], "halves": [100, 90], "ragged": [1, 7, 8, 9, 63, 64, 37, 1], "steps": [187, 1, 1, 1]}
 SIZES = {
     "tiny": {"n_vocab": 17, "n_embd": 12, "n_head": 3, "n_layer": 2},
@@ -70,11 +69,11 @@ def test_64_rows_and_each_of_them_alone(size):
 
 @pytest.mark.blas
 def test_in_a_batch_and_through_the_cache_at_the_width_of_124m():
-    model = model_of("768 wide")
-    prompts = random_prompts(SHORTER, model.n_vocab)
+    model = random_model(np.float32, **{**SIZES["768 wide"], "n_layer": 1}, n_ctx=192)
+    prompts = random_prompts([1, 9, 65], model.n_vocab)
     alone = [V5.logits(model, [ids])[0] for ids in prompts]
     assert_same_bits(V5.logits(model, prompts), alone)
-    assert_same_bits(V5.cached_logits(model, prompts, [9, 60, 1, 1, 1]), alone)
+    assert_same_bits(V5.cached_logits(model, prompts, [9, 55, 1]), alone)
 
 
 @pytest.mark.blas

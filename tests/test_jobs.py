@@ -21,7 +21,7 @@ import time
 import numpy as np
 import pytest
 from forks import Process
-from model_files import assert_one_line, command
+from model_files import CONFIG, assert_one_line, command, write_folder
 from tiny import ROOT, random_model
 
 import gpt2_v1_batching as v1
@@ -1040,23 +1040,24 @@ Results.write = die
 @unix
 def test_a_job_that_is_killed_ends_with_the_results_of_an_undisturbed_one(server, tmp_path):
     """With other --rows and the prompts in another order each time; first of all in the middle of a batch."""
-    lines, out = ragged(11), tmp_path / "killed.jsonl"
+    lines, out = ragged(16), tmp_path / "killed.jsonl"
     (tmp_path / "said").mkdir()
+    model = write_folder(tmp_path / "said" / "model", {**CONFIG, "n_positions": 256})
 
     def run(lines, out, *arguments, code=""):
         (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-        arguments = ["complete", tmp_path / "prompts.jsonl", "--out", out, *DRAWN, *arguments]
+        arguments = ["complete", tmp_path / "prompts.jsonl", "--out", out, "--model", model, *DRAWN, *arguments]
         return Process(server, tmp_path / "said", "jobs", arguments, code=code).wait()[::2]
 
     status, undisturbed = run(lines, tmp_path / "undisturbed.jsonl")
-    assert status == 1 and undisturbed.startswith("1 of 11 prompts")
+    assert status == 1 and undisturbed.startswith("1 of 16 prompts")
     for n, code in enumerate(KILLS.values(), 1):
-        status, _ = run(random.Random(n).sample(lines, 11), out, "--rows", 2 + n, code=code)
+        status, _ = run(random.Random(n).sample(lines, 16), out, "--rows", 1 + n, code=code)
         assert status == -signal.SIGKILL and not out.exists()
     assert out.with_name("killed.jsonl.part").exists()
     assert run(lines, out) == (1, undisturbed.replace("undisturbed", "killed"))
     assert out.read_bytes() == (tmp_path / "undisturbed.jsonl").read_bytes()
-    assert [line["id"] for line in read(out)] == list(range(11))
+    assert [line["id"] for line in read(out)] == list(range(16))
     assert sorted(os.listdir(tmp_path)) == ["killed.jsonl", "prompts.jsonl", "said", "undisturbed.jsonl"]
 
 
