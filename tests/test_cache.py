@@ -47,9 +47,9 @@ def test_no_run_leaves_anything_behind(version):
     """generate(A), generate(B), generate(A): the first and the last are equal."""
     model = random_model(n_ctx=16)
     a, b = random_prompts([5, 5], seed=1), random_prompts([9, 9], seed=2)
-    first = version.generate(model, a, 6)
-    assert version.generate(model, b, 6) != first
-    assert version.generate(model, a, 6) == first
+    first = version.generate(model, a, 3)
+    assert version.generate(model, b, 3) != first
+    assert version.generate(model, a, 3) == first
 
 
 @every_version

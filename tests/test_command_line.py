@@ -14,6 +14,7 @@ import utils
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+first_and_newest = pytest.mark.parametrize("version", ENDS, ids=str)  # what is the work of rooms
 every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)
 
 
@@ -78,13 +79,13 @@ def test_prompts_arrive_as_typed(run, version, continuation):
             assert (found[prompt]["ids"], found[prompt]["text"]) == (ids, text)
 
 
-@every_version
+@first_and_newest
 def test_after_two_dashes_everything_is_a_prompt(run, version, continuation):
     found = records(run(version, "--json", "--n_tokens_to_generate=2", "--", "--json is a flag"))
     assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
 
 
-@every_version
+@first_and_newest
 def test_an_empty_prompt_starts_from_endoftext(run, version, continuation):
     assert run(version, "", "--n_tokens_to_generate", "2").stdout == continuation("", 2)[1] + "\n"
 
@@ -96,7 +97,7 @@ def test_an_empty_prompt_disturbs_no_other(run, version, continuation):
         assert found[prompt]["ids"] == continuation(prompt, 2)[0]
 
 
-@every_version
+@first_and_newest
 def test_a_space_at_the_end_is_kept_and_gives_a_hint(run, version, continuation):
     """GPT-2's words begin with their space, so after one it goes on badly; but the prompt is what was typed."""
     result = run(version, "Once upon ", "--n_tokens_to_generate", "3")
@@ -124,7 +125,7 @@ def test_several_prompts_print_each_with_its_continuation(run, version, continua
     assert result.stderr == ""
 
 
-@every_version
+@first_and_newest
 def test_json_holds_plain_ids(run, version, continuation):
     """NumPy's integers would not pass json.dumps."""
     ids, text = continuation("Once", 3)
@@ -179,7 +180,7 @@ def test_v1_names_the_file_for_different_lengths(run):
 # ---- real processes
 
 
-@pytest.mark.parametrize("version", ENDS, ids=str)
+@first_and_newest
 def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     """The command as a user types it, all versions with the same text, where two things are traps.
 
@@ -193,9 +194,3 @@ def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     result = command("Once upon a time", "--n_tokens_to_generate", "12", script=f"{version.name}.py", env=environment)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == continuation("Once upon a time", 12)[1] + "\n"
-
-
-def test_from_a_shell():
-    """The exit status of the process."""
-    arguments = ("Once", "--n_tokens_to_generate", "ten")
-    assert_one_line(command(*arguments, script="gpt2_v3_kvcache.py"), "--n_tokens_to_generate", "'ten'")

@@ -100,9 +100,9 @@ def test_no_guess_changes_a_bit(monkeypatch, kind, is_sampled):
     """With stops inside of guesses, and texts that fill n_ctx to the last token."""
     model, prompts, n, expected, texts = some_texts(is_sampled)
     monkeypatch.setattr(v8, "draft", oracle(texts, **DRAFTS[kind]))
-    for n_rows, n_draft in ((1, 7), (5, 30)):
-        call = {"n_rows": n_rows, "n_draft": n_draft, "stop_ids": [5], **seeded(SAMPLED if is_sampled else {})}
-        assert results_of(V8, model, prompts, n, **call) == expected
+    rows = {"n_rows": 1, "n_draft": 7} if is_sampled else {"n_rows": 5, "n_draft": 30}
+    settings = seeded(SAMPLED if is_sampled else {})
+    assert results_of(V8, model, prompts, n, stop_ids=[5], **rows, **settings) == expected
 
 
 def test_a_guess_that_is_no_token_is_refused_and_the_cache_can_go_on(monkeypatch):

@@ -116,7 +116,7 @@ def test_find_share_finds_the_token_that_crosses_a_share(n_vocab):
 
 @pytest.mark.parametrize("number", [0.0, 1e-300, 2.0**-53, 0.5, 1 - 2.0**-53])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble], ids=["float32", "float64", "longdouble"])
-@pytest.mark.parametrize("n_vocab", [1, 2, 255, 256, 257, 512, 50_257])
+@pytest.mark.parametrize("n_vocab", [1, 255, 257, 50_257])
 def test_the_ends_of_the_random_numbers_stay_inside_of_the_vocabulary(n_vocab, dtype, number):
     """random() gives 0 but never 1. Sums over 50,257 floats differ by their order, so ends are where mistakes show."""
     logits = np.zeros((1, n_vocab + 4), dtype)
@@ -455,7 +455,7 @@ def test_a_row_is_the_same_alone_in_any_batch_and_in_any_order():
         assert ids_of([PROMPTS[i] for i in order], [SEEDS[i] for i in order]) == [alone[i] for i in order]
 
 
-@pytest.mark.parametrize("n_samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_samples", [1, 3])
 def test_a_row_is_the_same_with_any_number_of_samples(n_samples):
     """Sample s of prompt b has the stream (seed, b, s), so the first ones are the same however many there are."""
     ids = ids_of(PROMPTS, 7, n_samples=n_samples)

@@ -105,10 +105,10 @@ def assert_red(fault, names, folder, suite=SUITE):
     return re.search(r"^FAILED (tests/test_\w+\.py::.+?)( - |$)", result.stdout, re.MULTILINE).group(1)
 
 
-def assert_all_red(mutants, folder, suite=SUITE):
+def assert_all_red(mutants, folder):
     """The suite is red for each of these (fault, names of files), and what failed there passes without a fault."""
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(assert_red, *mutant, folder / str(i), suite) for i, mutant in enumerate(mutants)]
+        jobs = [pool.submit(assert_red, *mutant, folder / str(i)) for i, mutant in enumerate(mutants)]
         failed = [job.result() for job in jobs]
     assert len(failed) == len(mutants) > 0
     unchanged = run(folder / "unchanged", sorted(set(failed)))
@@ -124,7 +124,7 @@ def test_each_fault_can_be_put_into_a_file():
 
 def test_a_fault_turns_the_suite_red(tmp_path):
     fault = "a cache that forgets its pads"
-    assert_all_red([(fault, files_with(fault))], tmp_path, ["tests/test_cache.py"])
+    assert_red(fault, files_with(fault), tmp_path / "versions", ["tests/test_cache.py"])
 
 
 @pytest.mark.slow
