@@ -22,9 +22,9 @@ def pytest_xdist_auto_num_workers(config):
     """As many as there are cores, at most 4; none for a few files or tests, which are done before workers are there."""
     from gpt2_io.cores import count_cores
 
-    named = config.option.file_or_dir
-    n = min(count_cores(), 4)
-    return 0 if n == 1 or 0 < len(named) <= 3 and all(".py" in name for name in named) else n
+    named, n = config.option.file_or_dir, min(count_cores(), 4)
+    are_few = config.option.keyword or 0 < len(named) <= 3 and all(".py" in name for name in named)
+    return 0 if n == 1 or are_few else n
 
 
 @pytest.fixture

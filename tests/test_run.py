@@ -2,7 +2,6 @@
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -227,17 +226,6 @@ def test_commands_of_a_dict(edge):
     assert_one_line(edge(utils.COMMANDS, "inspekt"), "'inspekt'", "inspect")
     assert_one_line(edge(utils.COMMANDS, "download"), "model")
     assert_one_line(edge(utils.COMMANDS, "inspect", "tales", "models", "nanogpt", "more"), "too many")
-
-
-def test_ctrl_c_is_quiet(script):
-    # What a shell starts with & ignores Ctrl-C, and so does all that this starts in turn, as these tests may be.
-    attend = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    path = script(attend + "import time; print('x', flush=True); time.sleep(60)")
-    process = subprocess.Popen([sys.executable, path], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout.readline().strip() == b"x"
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
-    assert process.returncode == 130 and err == b""
 
 
 @pytest.mark.parametrize("n", [1, 100_000])
