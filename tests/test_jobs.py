@@ -526,8 +526,8 @@ def test_results_leave_memory_when_they_are_written(run, monkeypatch):
     gc.collect()
     alive, before = [], n_alive()
     at_each_end(monkeypatch, lambda: alive.append(n_alive() - before))
-    run([f"a {n}" for n in range(6)], *GREEDY, "--rows", 2)
-    assert len(alive) == 6 and max(alive) <= 2
+    run([f"a {n}" for n in range(4)], *GREEDY, "--rows", 2)
+    assert len(alive) == 4 and max(alive) <= 2
 
 
 @pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("x"), 2)], ids=str)
