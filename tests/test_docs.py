@@ -15,6 +15,7 @@ from tiny import ROOT, V0, random_model, random_prompts
 import attention
 import build
 import gpt2_v2_padding
+import gpt2_v3_kvcache
 import measure
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
@@ -119,7 +120,7 @@ def test_greedy_texts_do_not_hang_by_a_hair():
     assert len(runs) >= 5
     for prompt, n in runs:
         ids = encoder.encode(prompt)
-        new_ids = gpt2_v2_padding.generate([ids], params, hparams["n_head"], n)[0]
+        new_ids = gpt2_v3_kvcache.generate([ids], params, hparams["n_head"], n)[0]
         logits = gpt2_v2_padding.gpt2([ids + new_ids[:-1]], **params, n_head=hparams["n_head"])[0, len(ids) - 1 :]
         second, best = np.sort(logits, axis=-1)[:, -2:].T
         assert np.argmax(logits, axis=-1).tolist() == new_ids
@@ -443,11 +444,11 @@ def test_the_table_of_attention_weights():
 
 
 @pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6)])
-def test_all_heads_and_all_layers(shell, flags, n):
-    status, output = shell.run(f'python docs/attention.py "The cat sat" {flags}')
-    assert status == 0
-    assert len(re.findall(r"(?m)^layer \d, head \d$", output)) == n
-    assert output.count("1.00") >= n
+def test_all_heads_and_all_layers(edge, flags, n):
+    result = edge(attention.main, "The cat sat", *flags.split())
+    assert result.returncode == 0
+    assert len(re.findall(r"(?m)^layer \d, head \d$", result.stdout)) == n
+    assert result.stdout.count("1.00") >= n
 
 
 @pytest.mark.parametrize(
