@@ -485,12 +485,12 @@ def apply_rules(
 def choose(jobs, logits, sampling, repetition_penalty, stop_ids, on_token, logprobs, rules):
     """Choose the next token of each job's text by logits [n_jobs, n_vocab], and whether the text ends with it."""
     scores = logits
-    if repetition_penalty != 1:
-        scores = penalize_repetition(logits, [job["text"] for job in jobs], repetition_penalty)
     if rules:
         texts = [(job["text"], job["n_prompt"]) for job in jobs]
-        scores = np.array([apply_rules(row, *text, stop_ids, **rules) for row, text in zip(scores, texts)])
-        utils.check_left(np.max(scores, axis=-1) > -np.inf)
+        scores = np.array([apply_rules(row, *text, stop_ids, **rules) for row, text in zip(logits, texts)])
+        utils.check_left(np.max(scores, axis=-1) != -np.inf)
+    if repetition_penalty != 1:
+        scores = penalize_repetition(scores, [job["text"] for job in jobs], repetition_penalty)
     ids = sample(scores, [job["generator"] for job in jobs], **sampling)
     chosen = log_softmax(logits)[np.arange(len(ids)), ids].tolist() if logprobs else [None] * len(ids)
     for job, token_id, logprob in zip(jobs, ids.tolist(), chosen):
@@ -651,7 +651,7 @@ def beam_search(
     n_new = utils.check_limits([len(ids) for ids in prompts], n_tokens_to_generate, n_ctx=len(params["wpe"]))
     stop_ids = utils.check_ids(stop_ids if np.iterable(stop_ids) else [stop_ids], "stop_ids", n_vocab)
     settings = {"n_beams": n_beams, "length_penalty": length_penalty, "stop_ids": stop_ids}
-    settings |= {"early_stopping": early_stopping or n_beams == 1, "rules": utils.check_rules(rules, n_vocab)}
+    settings |= {"early_stopping": n_beams == 1 or early_stopping, "rules": utils.check_rules(rules, n_vocab)}
     n_searches = min(max(n_rows // n_beams, 1), len(prompts))
     T_max = max(len(ids) + max(n - 1, 0) for ids, n in zip(prompts, n_new))  # the last new token is not fed in
     kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_searches * n_beams, T_max)
@@ -729,10 +729,12 @@ def log_sum_exp(logits):
 
 def best_first(scores, n):
     """The places of the n best scores above -inf, best first, ties by lower place: [N] -> list of n or fewer."""
-    places = np.flatnonzero(scores > -np.inf)
-    if len(places) > n:
-        places = places[scores[places] >= np.partition(scores[places], -n)[-n]]
-    return places[np.argsort(-scores[places], kind="stable")][:n].tolist()
+    # In n blocks of 64 the highest score is `lowest` or more, so the n best are no lower. To sort all takes longer.
+    highest = np.maximum.reduceat(scores, np.arange(0, len(scores), TILE))
+    lowest = np.partition(highest, -n)[-n] if n < len(highest) else -np.inf
+    places = np.flatnonzero(scores >= lowest)
+    places = places[np.argsort(-scores[places], kind="stable")][:n]
+    return places[scores[places] > -np.inf].tolist()
 
 
 def branch(kv_cache, search):
