@@ -126,6 +126,23 @@ def test_ties_go_by_lower_beam_then_lower_id():
     assert [(ids, row) for _, ids, row in search["beams"]] == [([7, 1], 0), ([7, 2], 0), ([8, 1], 1)]
 
 
+def test_beams_are_left_where_all_of_the_best_end():
+    row = np.log([0.4, 0.3, 0.2, 0.07, 0.03])
+    search = {"beams": [(-1.0, [7], 0)], "ended": [], "n_prompt": 1, "length": 1, "limit": 9}
+    settings = {"rules": {}, "length_penalty": 1.0, "early_stopping": "never", "stop_ids": [0, 1, 2]}
+    assert v9.grow(search, [row], n_beams=2, **settings)
+    assert [ids for _, ids, _ in search["beams"]] == [[7, 3], [7, 4]]
+    assert [score for _, score in search["ended"]] == pytest.approx([-1 + np.log(0.4), -1 + np.log(0.3)])
+
+
+def test_the_best_of_the_ended_are_kept_and_no_beam_goes_on_that_cannot_be_among_them():
+    row, ended = np.log([0.9, 0.1]), [([5], -1.0), ([6], -9.0)]
+    search = {"beams": [(-1.0, [7, 1], 0)], "ended": ended, "n_prompt": 1, "length": 2, "limit": 9}
+    settings = {"rules": {}, "length_penalty": 0.0, "stop_ids": [0]}
+    assert not v9.grow(search, [row], n_beams=2, early_stopping=False, **settings)
+    assert search["ended"] == [([5], -1.0), ([1], pytest.approx(-1 + np.log(0.9)))]
+
+
 @pytest.mark.parametrize("n", [1, 3, 20, 1000])
 def test_the_n_best_with_ties_and_with_what_is_ruled_out(n):
     for seed in range(20):
