@@ -143,6 +143,30 @@ def test_the_best_of_the_ended_are_kept_and_no_beam_goes_on_that_cannot_be_among
     assert search["ended"] == [([5], -1.0), ([1], pytest.approx(-1 + np.log(0.9)))]
 
 
+@pytest.mark.parametrize(
+    "early_stopping, length_penalty, worst, goes_on",
+    [
+        (True, 1.0, -9.0, False), (False, 1.0, -2.1, True), (False, 1.0, -1.9, False), ("never", 1.0, -0.6, True),
+        ("never", 1.0, -0.4, False), (False, -1.0, -8.1, True), ("never", -1.0, -7.9, False), (False, 0.0, -4, False),
+    ],
+)  # fmt: skip
+def test_when_a_search_ends(early_stopping, length_penalty, worst, goes_on):
+    """The best beam comes to -4 with its second token: -2 a token, or -0.5 if it could keep it up to the eighth."""
+    ended = [([5], 0.0), ([6], worst)]
+    search = {"beams": [(-4.0, [7, 1], 0)], "ended": ended, "n_prompt": 1, "length": 2, "limit": 9}
+    settings = {"rules": {}, "length_penalty": length_penalty, "early_stopping": early_stopping, "stop_ids": []}
+    assert v9.grow(search, [np.array([0.0, -999])], n_beams=2, **settings) == goes_on
+
+
+def test_rules_shift_the_log_probabilities_of_the_model():
+    """As in transformers, where they come after the logarithm: what is left does not become likelier."""
+    row = np.log([0.5, 0.3, 0.2])
+    search = {"beams": [(-1.0, [7], 0)], "ended": [], "n_prompt": 1, "length": 1, "limit": 9}
+    settings = {"length_penalty": 1.0, "early_stopping": False, "stop_ids": []}
+    v9.grow(search, [row], n_beams=2, rules={"bad_words": [[0]], "logit_bias": {2: 2.0}}, **settings)
+    assert [total for total, *_ in search["beams"]] == pytest.approx([1 + np.log(0.2), -1 + np.log(0.3)])
+
+
 @pytest.mark.parametrize("n", [1, 3, 20, 1000])
 def test_the_n_best_with_ties_and_with_what_is_ruled_out(n):
     for seed in range(20):
