@@ -252,7 +252,8 @@ class Completing:
 def complete(
     file, *, out=None, n_tokens_to_generate: str = "40", rows=16, batch_size: int = None, model="tales",
     models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
-    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="",
+    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="", ray=False,
+    ray_address: str = None, actors: int = None, parquet=False,
 ):
     """Continue each prompt of a file, and write a line of JSON for each.
 
@@ -276,6 +277,10 @@ def complete(
         logprobs: add each token's log-probability and their sum.
         truncate: left, to leave out the beginning of a prompt that is too long.
         tokenizer: a folder whose tokenizer is taken in place of the model's own.
+        ray: run on Ray, on many machines; file and out may be folders and URIs then, and out is a folder.
+        ray_address: of a Ray that runs, auto for the one here; without it, one is started on this machine.
+        actors: with ray, how many processes hold the model; without it, one a core.
+        parquet: with ray, write Parquet in place of JSON lines.
     """
     if truncate not in (None, "left"):
         raise UserError(f"--truncate takes left, not {truncate!r:.60}")
@@ -297,6 +302,15 @@ def complete(
         return Completing(model, settings, n_samples, truncate, flags)
 
     kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields)}
+    given = [name for name, value in (("ray_address", ray_address), ("actors", actors), ("parquet", parquet)) if value]
+    if ray:
+        from gpt2_io import ray_jobs  # needs packages of its own
+
+        load, kinds["model"] = functools.partial(Model, model, models_dir, tokenizer), model
+        where = gpt2.use_threads, file, out, batch_size or rows, seed or 0, n_samples, ray_address, actors, parquet
+        return ray_jobs.run_job(make_task, load, *where, **kinds)
+    if given:
+        raise UserError(f"--{given[0]} is for jobs on Ray: give --ray too")
     run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, seed or 0, n_samples, **kinds)
 
 
