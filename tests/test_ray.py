@@ -372,7 +372,7 @@ def test_cores_are_shared_out(monkeypatch, cores, n_actors, expected):
 def job(tmp_path_factory):
     """2,000 ragged prompts, a tiny model, and what a job on one machine makes of them."""
     folder = tmp_path_factory.mktemp("job")
-    write_folder(folder / "model", {**CONFIG, "n_positions": 64})
+    write_folder(folder / "model", {**CONFIG, "n_positions": 128})
     prompts = write_lines(folder / "prompts.jsonl", ragged(1985, most=20))
     flags = ["--model", folder / "model", "--temperature", "0.8", "--n_tokens_to_generate", "20", "--rows", "4"]
     result = command("complete", prompts, "--out", folder / "local.jsonl", *flags, script="jobs.py", timeout=300)
