@@ -171,7 +171,10 @@ def run_data(rows, job, actors):
     """A generator that Ray runs. job: [a reference], since Ray itself would look into one that is not in a list."""
     import ray.data
 
-    ray.data.DataContext.get_current().enable_progress_bars = False
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    if hasattr(context, "max_consecutive_actor_init_deaths"):  # a newer Ray would end at the first
+        context.max_consecutive_actor_init_deaths = 3
     data = ray.data.from_items(rows, override_num_blocks=len(rows))
     if actors is None:
         data = data.map_batches(in_task, batch_size=1, fn_kwargs={"job": job})
@@ -220,7 +223,7 @@ def answer(job, batch):
 
 def make_all(job, todo, known, n_actors, progress):
     """Have batches made, {name of the file: batch}; on fewer machines when one is gone. known: for Actor."""
-    kinds, machines, checked = set(), set(), [time.monotonic()]
+    kinds, machines, checked, n_failures = set(), set(), [time.monotonic()], 0
     while todo:
         n_before, failure = len(todo), None
         n_now, n_cores = share_out(n_actors)
@@ -247,7 +250,8 @@ def make_all(job, todo, known, n_actors, progress):
         except ray.exceptions.RayError as error:
             failure = error
         todo = {name: batch for name, batch in todo.items() if not folders.exists(job.out, name)}
-        if failure and len(todo) == n_before:
+        n_failures = n_failures + 1 if failure and len(todo) == n_before else 0
+        if n_failures == 3:  # in a row, and nothing came of it
             raise failure
     if len(kinds) > 1:
         print(f"note: machines differ, and so may the last bits: {'; '.join(sorted(kinds))}", file=sys.stderr)

@@ -452,10 +452,10 @@ def children(process):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds actors in Linux' /proc")
-def test_an_actor_is_killed_every_second(job, start, cluster, tmp_path):
+def test_an_actor_is_killed_every_few_seconds(job, start, cluster, tmp_path):
     process, killed = start("--ray_address", cluster.address), 0
     while process.poll() is None:
-        time.sleep(1)
+        time.sleep(3)
         raylets = [machine.all_processes["raylet"][0].process.pid for machine in cluster.list_all_nodes()]
         actors = [child for raylet in raylets for child, name in children(raylet).items() if "Actor" in name]
         if actors and any((tmp_path / "out").glob("*.jsonl")):
@@ -493,3 +493,17 @@ def test_a_job_ends_where_all_cores_have_an_actor(job, start, tmp_path, n_cores)
     prompts = write_lines(tmp_path / "prompts.jsonl", ragged(185))
     finish(start(prompts=prompts, preexec_fn=lambda: os.sched_setaffinity(0, cores)), 200)
     assert len(lines_of(tmp_path / "out")) == 200
+
+
+def test_the_cluster_file_has_the_form_that_ray_expects():
+    import jsonschema
+    import ray.autoscaler
+    import yaml
+    from ray.autoscaler._private.local.config import prepare_local
+
+    config = yaml.safe_load((ROOT / "docs" / "cluster.yaml").read_text(encoding="utf-8"))
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(config, schema)
+    assert prepare_local(config)[0]["available_node_types"]["local.cluster.node"]["min_workers"] == 1  # beside the head
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**config, "head_start": []}, schema)
