@@ -239,8 +239,9 @@ def test_pictures_have_a_ground_of_their_own(path):
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|[\w.=]+)(?: && |$)")
-ELSEWHERE = {  # these need a clone, and the last is refused: see test_packaging.py
+ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), and the last needs Ray (test_ray.py)
     "git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values()), "pip install .",
+    "python jobs.py complete prompts.jsonl --out results/ --ray",
 }  # fmt: skip
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {

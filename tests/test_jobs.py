@@ -850,6 +850,25 @@ def test_a_folder_that_nobody_may_write_to_and_one_that_is_not_there(edge, tiny_
     assert sorted(os.listdir(tmp_path)) == ["folder", "p"]
 
 
+# ---- on Ray, which is not there; test_ray.py has the rest
+
+
+def test_without_ray_a_job_on_ray_is_refused_in_one_line(run, monkeypatch, tmp_path):
+    """And no other job needs it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("ray", "pyarrow") or "ray_jobs" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("ray", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that an import of it fails
+    assert_one_line(run(PROMPTS, "--ray"), "--ray needs Ray", "pip install 'ray[data]>=2.50'")
+    assert sorted(os.listdir(tmp_path)) == ["in"]
+    assert_quiet(run(PROMPTS, *GREEDY))
+
+
+@pytest.mark.parametrize("flag", [("--actors", 2), ("--ray_address", "auto"), ("--parquet",)])
+def test_flags_of_jobs_on_ray_are_refused_without_it(run, flag):
+    assert_one_line(run(PROMPTS, *flag), flag[0], "give --ray too")
+
+
 # ---- seen while it runs
 
 
