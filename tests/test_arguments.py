@@ -168,7 +168,7 @@ def right_for(version, function, name):
     if version.is_flat and name == "prompts":
         return lambda value: is_lists_of_ids(value) and all(map(is_ids, value))
     if version.is_flat and name == "n_tokens_to_generate":
-        return lambda value: is_whole(value, 0, 7) or (is_ids(value, top=7) and len(value) == 2)
+        return lambda value: is_whole(value, 0, 60) or (is_ids(value, top=60) and len(value) == 2)
     if name == "input_ids" and version.batches and function != "decode_one_token":
         return is_batch
     if name == "input_ids":

@@ -21,6 +21,7 @@ import measure
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
 LINE_BY_LINE = VERSION_PAGES[:7]  # v0 to v6; the pages of v7 and later show what matters of larger diffs
+WITH_EXERCISES = [*LINE_BY_LINE, "docs/v9.md"]
 BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -238,8 +239,9 @@ def test_pictures_have_a_ground_of_their_own(path):
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|[\w.=]+)(?: && |$)")
-ELSEWHERE = {  # these need a clone, and the last is refused: see test_packaging.py
+ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), and the last needs Ray (test_ray.py)
     "git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values()), "pip install .",
+    "python jobs.py complete prompts.jsonl --out results/ --ray",
 }  # fmt: skip
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {
@@ -342,7 +344,7 @@ def test_measuring(monkeypatch, tmp_path):
 
 def exercises():
     """-> [(page, text, command, answer)]: the answer is the diff that the page shows, folded."""
-    for page in LINE_BY_LINE:
+    for page in WITH_EXERCISES:
         section = PAGES[page].partition("## Exercises")[2]
         for text in re.split(r"(?m)^\d\. ", section)[1:]:
             answer = re.search(r"(?ms)^   ```diff\n(.*?)^   ```$", text)
@@ -358,7 +360,7 @@ def with_answer(code, answer):
     return code.replace(old, new)
 
 
-@pytest.mark.parametrize("page", LINE_BY_LINE)
+@pytest.mark.parametrize("page", WITH_EXERCISES)
 def test_exercises_have_what_a_learner_needs(page):
     name = build.diffs.VERSIONS[Path(page).stem].name
     assert f"`git checkout {name}` undoes an edit" in PAGES[page]

@@ -16,6 +16,7 @@ ROOMS = """
     downloads hub
     command_line
     prompts results scoring
+    folders batches ray_jobs
 """.split()  # of gpt2_io, in order: a room imports from those before it
 FILES = [f"gpt2_io.{room}" for room in ROOMS] + ["utils"]
 FOLDERS = ("tools", "benchmarks", "docs", "tests")  # in order; files of one folder may import each other

@@ -476,6 +476,14 @@ def test_a_broken_tokenizer_json_is_refused(name):
         encoder_of(tokenizer_json=tokenizer_json(**BROKEN[name]))
 
 
+@pytest.mark.parametrize("kept", [0, 1, 400])
+def test_a_list_of_merges_that_was_cut_is_refused(tales_files, kept):
+    """It would split words where nobody else does, and every text would look right."""
+    merges = "\n".join(tales_files["merges"].split("\n")[:kept])
+    with pytest.raises(ValueError, match="the list of merges is not whole"):
+        encoder_of(vocab=tales_files["vocab"], merges=merges)
+
+
 def test_files_are_utf8_whatever_the_locale_says(tmp_path):
     """`ö` and `🤗` go through the command line, the vocabulary and the output in a plain C locale."""
     env = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONWARNDEFAULTENCODING": "1"}
