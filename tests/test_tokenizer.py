@@ -480,7 +480,7 @@ def test_a_broken_tokenizer_json_is_refused(name):
 def test_a_list_of_merges_that_was_cut_is_refused(tales_files, kept):
     """It would split words where nobody else does, and every text would look right."""
     merges = "\n".join(tales_files["merges"].split("\n")[:kept])
-    with pytest.raises(ValueError, match="the list of merges is not whole"):
+    with pytest.raises(ValueError, match="the merges are not whole"):
         encoder_of(vocab=tales_files["vocab"], merges=merges)
 
 
