@@ -50,10 +50,10 @@ def job_of(name, hparams):
     """A job: prompts, the most new tokens of each, and the id at which a text ends, or None where lengths are given."""
     texts = paragraphs()
     if name == "tales":
-        return {"prompts": [ids for ids, _ in texts], "limits": [200] * len(texts), "stop": NEW_LINE}
-    # Random weights end nowhere, so each text gets the length that its paragraph has. Half of it, to save time.
-    lengths = [max(len(ids) // 2, 2) for ids, _ in texts]
-    return {"prompts": bench.prompts_of(lengths, hparams), "limits": [n // 2 for _, n in texts], "stop": None}
+        return {"prompts": [ids for ids, _ in texts], "limits": [100] * len(texts), "stop": NEW_LINE}
+    # Random weights end nowhere, so each text gets the lengths of a paragraph: a quarter of them, to save time.
+    lengths = [max(len(ids) // 4, 2) for ids, _ in texts]
+    return {"prompts": bench.prompts_of(lengths, hparams), "limits": [max(n // 4, 1) for _, n in texts], "stop": None}
 
 
 def sorted_batches(prompts, n_rows=N_ROWS):

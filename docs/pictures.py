@@ -495,7 +495,7 @@ def draw_v7_rows(data, plt, c):
 
 
 def v8_guesses_data(prompt="One day the wolf came to the door", n_new=90):
-    """A greedy text by v8 -> for each step the guesses that were right, the token behind them, and the wrong guesses."""
+    """A greedy text by v8 -> for each step the guesses that were right, the token behind them, and wrong guesses."""
     encoder, hparams, params = utils.load_model("tales")
     params, ids, steps = gpt2_v8_lookup.tile_params(params), encoder.encode(prompt), []
     with recorded(gpt2_v8_lookup) as calls:
