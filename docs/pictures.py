@@ -6,6 +6,7 @@ in the colours of drawing.LIGHT and of drawing.DARK.
 """
 import collections
 import contextlib
+from unittest import mock
 
 import numpy as np
 
@@ -19,6 +20,7 @@ import gpt2_v5_exact
 import gpt2_v6_threads
 import gpt2_v7_continuous
 import gpt2_v8_lookup
+import gpt2_v9_beam
 import measure
 import utils
 
@@ -495,7 +497,7 @@ def draw_v7_rows(data, plt, c):
 
 
 def v8_guesses_data(prompt="One day the wolf came to the door", n_new=90):
-    """A greedy text by v8 -> for each step the guesses that were right, the token behind them, and wrong guesses."""
+    """A greedy text by v8 -> for each step the right guesses, the token behind them, and the wrong guesses."""
     encoder, hparams, params = utils.load_model("tales")
     params, ids, steps = gpt2_v8_lookup.tile_params(params), encoder.encode(prompt), []
     with recorded(gpt2_v8_lookup) as calls:
@@ -536,6 +538,69 @@ def draw_v8_guesses(data, plt, c):
     return figure
 
 
+# ---------------------------------------------------------------- v9: the tree of a search
+
+
+def v9_tree_data(n_beams=3, n_new=7):
+    """The beams after each step of a search, each with its token, its sum and the beam it grew from; then the ended."""
+    encoder, hparams, params = utils.load_model("tales")
+    v9, ids = gpt2_v9_beam, encoder.encode(SHORTER)
+    params, steps, grow = v9.tile_params(params), [], gpt2_v9_beam.grow
+
+    def watch(search, *args, **settings):
+        goes_on = grow(search, *args, **settings)
+        steps.append([(beam[len(ids) :], total) for total, beam, _ in search["beams"]])
+        return goes_on
+
+    with mock.patch.object(v9, "grow", watch):
+        (found,) = v9.beam_search([ids], params, hparams["n_head"], n_new, n_beams=n_beams, n_best=n_beams)
+    steps[-1], before, tree = found, [[]], []
+    for beams in steps:
+        names = token_names(encoder, [beam[-1] for beam, _ in beams])
+        parents = [before.index(beam[:-1]) for beam, _ in beams]
+        tree.append([[*node, round(value, 4)] for *node, (_, value) in zip(names, parents, beams)])
+        before = [beam for beam, _ in beams]
+    (greedy,) = v9.generate([ids], params, hparams["n_head"], n_new, progress=False)
+    return {"prompt": SHORTER, "steps": tree, "greedy": token_names(encoder, greedy)}
+
+
+def draw_v9_tree(data, plt, c):
+    steps, n_new = data["steps"], len(data["steps"])
+    n_beams, apart, wide, tall, top = max(map(len, steps)), 13, 9.6, 8, 7
+    figure, axes = empty_axes(plt, 3.9, apart * n_beams + 14, right=apart * n_new)
+    grown_from = {(t - 1, parent) for t in range(1, n_new) for _, parent, _ in steps[t]}
+    best, greedy = {}, {}  # step -> which beam of it
+    for t in reversed(range(n_new)):
+        best[t] = steps[t + 1][best[t + 1]][1] if t + 1 < n_new else 0
+    for t, token in enumerate(data["greedy"]):
+        found = [i for i, (name, parent, _) in enumerate(steps[t]) if (name, parent) == (token, greedy.get(t - 1, 0))]
+        if not found:  # it is no beam any more
+            break
+        greedy[t] = found[0]
+    for t, beams in enumerate(steps):
+        is_last = t + 1 == n_new
+        title = f"step {t + 1}" + "\nscore" * is_last
+        axes.text(apart * t + 1 + wide / 2, 3, title, ha="center", va="center", fontsize=10.5, color=c.dim)
+        for i, (token, parent, value) in enumerate(beams):
+            x, y, color = apart * t + 1, apart * i + top, c.line
+            color = c.blue if best[t] == i else c.orange if greedy.get(t) == i else color
+            width = 1 if color == c.line else 2.2
+            if t > 0:
+                ends = apart * parent + top + tall / 2, y + tall / 2
+                axes.plot([x - apart + wide, x], ends, color=color, linewidth=width, zorder=0)
+            is_alive = is_last or (t, i) in grown_from
+            face = c.pale_blue if best[t] == i else c.pale_orange if greedy.get(t) == i else c.panel
+            text = f"{token}\n{value:.2f}".replace("-", "−")
+            drawing.cell(axes, x, y, text, face if is_alive else c.ground, c.ink if is_alive else c.dim, 10.5, color,
+                         wide, tall)
+    legend = {"the best": c.pale_blue, "greedy": c.pale_orange, "another beam": c.panel, "not gone on with": c.ground}
+    y = apart * n_beams + top
+    for x, (text, face) in zip((1, 17, 31, 53), legend.items()):
+        drawing.cell(axes, x, y, "", face, c.ink, 1, c.line, 2.6, 2.6)
+        axes.text(x + 3.6, y + 1.3, text, va="center", fontsize=10.5, color=c.ink)
+    return figure
+
+
 # ---------------------------------------------------------------- all of them
 
 DATA = {
@@ -550,6 +615,7 @@ DATA = {
     "v5_tiles": v5_tiles_data,
     "v7_rows": v7_rows_data,
     "v8_guesses": v8_guesses_data,
+    "v9_tree": v9_tree_data,
 }
 DRAW = {
     "v0_flow": draw_v0_flow,
@@ -563,6 +629,7 @@ DRAW = {
     "v5_tiles": draw_v5_tiles,
     "v7_rows": draw_v7_rows,
     "v8_guesses": draw_v8_guesses,
+    "v9_tree": draw_v9_tree,
 }
 THEMES = {"": drawing.LIGHT, "_dark": drawing.DARK}  # what follows the name of a file, and the colours
 
