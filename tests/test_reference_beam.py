@@ -16,7 +16,7 @@ try:
 except ImportError:  # of the extra reference: without it these tests are not chosen, or fail
     torch = transformers = None
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("torch", "transformers")]
 
 N_SEARCHES = {"tales": 100, "random": 400}  # the bundled model takes longer
 
