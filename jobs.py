@@ -289,6 +289,7 @@ def complete(
     models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
     n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="", n_beams=1, n_best=1,
     length_penalty=1.0, early_stopping="False", no_repeat_ngram_size=0, min_new_tokens=0, bad_words=(), logit_bias="",
+    ray=False, ray_address: str = None, actors: int = None, parquet=False,
 ):
     """Continue each prompt of a file, and write a line of JSON for each.
 
@@ -320,6 +321,10 @@ def complete(
         min_new_tokens: do not end before so many tokens.
         bad_words: a text that must not come; can be given several times.
         logit_bias: JSON with what to add to the logits of ids, as {"13": -5}.
+        ray: run on Ray, on many machines; file and out may be folders and URIs then, and out is a folder.
+        ray_address: of a Ray that runs, auto for the one here; without it, one is started on this machine.
+        actors: with ray, how many processes hold the model; without it, one a core.
+        parquet: with ray, write Parquet in place of JSON lines.
     """
     if truncate not in (None, "left"):
         raise UserError(f"--truncate takes left, not {truncate!r:.60}")
@@ -344,8 +349,17 @@ def complete(
         return Completing(model, settings, n_samples, truncate, flags)
 
     kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields, *["score"] * bool(beams))}
-    n_lines = n_best if beams else n_samples
-    run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, seed or 0, n_lines, **kinds)
+    n_lines, rows, seed = n_best if beams else n_samples, batch_size or rows, seed or 0
+    given = [name for name, value in (("ray_address", ray_address), ("actors", actors), ("parquet", parquet)) if value]
+    if ray:
+        from gpt2_io import ray_jobs  # needs packages of its own
+
+        load, kinds["model"] = functools.partial(Model, model, models_dir, tokenizer), model
+        where = gpt2.use_threads, file, out, rows, seed, n_lines, ray_address, actors, parquet
+        return ray_jobs.run_job(make_task, load, *where, **kinds)
+    if given:
+        raise UserError(f"--{given[0]} is for jobs on Ray: give --ray too")
+    run_job(make_task, file, out, rows, model, models_dir, tokenizer, seed, n_lines, **kinds)
 
 
 # ---------------------------------------------------------------- score

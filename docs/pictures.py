@@ -4,6 +4,8 @@ The data comes from the bundled model through the functions of the versions, and
 draw it needs matplotlib, to compare it does not. All are 8 inches wide, to be read at 800 pixels. Each is drawn twice,
 in the colours of drawing.LIGHT and of drawing.DARK.
 """
+import collections
+import contextlib
 from unittest import mock
 
 import numpy as np
@@ -15,6 +17,9 @@ import gpt2_v2_padding
 import gpt2_v3_kvcache
 import gpt2_v4_sampling
 import gpt2_v5_exact
+import gpt2_v6_threads
+import gpt2_v7_continuous
+import gpt2_v8_lookup
 import gpt2_v9_beam
 import measure
 import utils
@@ -411,6 +416,128 @@ def draw_v5_tiles(data, plt, c):
     return figure
 
 
+# ---------------------------------------------------------------- v7 and v8: what a real run does, step by step
+
+
+@contextlib.contextmanager
+def recorded(module):
+    """While this lasts, the list that it gives gets (ids, rows) of each forward pass of a version."""
+    calls, gpt2 = [], module.gpt2
+
+    def recording(input_ids, rows, *args, **options):
+        calls.append((np.array(input_ids).tolist(), np.array(rows).tolist()))
+        return gpt2(input_ids, rows, *args, **options)
+
+    module.gpt2 = recording
+    try:
+        yield calls
+    finally:
+        module.gpt2 = gpt2
+
+
+def held_out(encoder):
+    """Tales that the bundled model was not trained on, in paragraphs."""
+    path = utils.Path(__file__).resolve().parents[1] / "models" / "tales" / "held_out.txt"
+    return path.read_text(encoding="utf-8").split("\n\n")
+
+
+def v7_rows_data(n_texts=24, n_rows=8, most=60):
+    """Greedy texts to the end of their paragraph, by v6 and by v7 -> [text, row, first step, step after it] of each."""
+    encoder, hparams, params = utils.load_model("tales")
+    params, n_head = gpt2_v7_continuous.tile_params(params), hparams["n_head"]
+    prompts = [encoder.encode(text)[:6] for text in held_out(encoder) if len(text) > 100][:n_texts]
+    new_line, batches, begin = encoder.encode("\n")[0], [], 0
+    for first in range(0, n_texts, n_rows):
+        lengths = collections.Counter()
+
+        def count(row, token_id, logprob, lengths=lengths):
+            lengths[row] += 1
+            return token_id == new_line
+
+        batch, mask = gpt2_v6_threads.left_pad(prompts[first : first + n_rows])
+        gpt2_v6_threads.generate(batch, params, n_head, most, mask, on_token=count, progress=False)
+        batches += [[first + row, row, begin, begin + n] for row, n in sorted(lengths.items())]
+        begin += max(lengths.values())
+    flat, chosen = {}, collections.Counter()
+    with recorded(gpt2_v7_continuous) as calls:
+
+        def place(text, token_id, logprob):
+            step = len(calls) - 1
+            row = list(dict.fromkeys(calls[step][1]))[chosen[step]]  # each row of a step chooses, in their order
+            chosen[step] += 1
+            flat.setdefault(text, [text, row, step, 0])[3] = step + 1
+            return token_id == new_line
+
+        gpt2_v7_continuous.generate(prompts, params, n_head, most, n_rows, on_token=place, progress=False)
+    return {"n_rows": n_rows, "batches": batches, "continuous": [flat[text] for text in sorted(flat)]}
+
+
+def draw_v7_rows(data, plt, c):
+    n_rows, faces = data["n_rows"], (c.pale_blue, c.pale_green, c.pale_orange)
+    last = max(end for *_, end in data["batches"])
+    figure, panels = plt.subplots(2, 1, figsize=(8, 4.6), sharex=True)
+    names = {"batches": "v6, three batches, each as long as its longest row", "continuous": "v7, rows come and go"}
+    for axes, (kind, name) in zip(panels, names.items()):
+        places = data[kind]
+        n_steps = max(end for *_, end in places)
+        axes.add_patch(plt.Rectangle((0, 0), n_steps, n_rows, facecolor=c.pad, edgecolor="none"))
+        for text, row, begin, end in places:
+            number = str(text + 1) if end - begin > 2 * len(str(text + 1)) else ""
+            drawing.cell(axes, begin, row, number, faces[text % 3], c.ink, 9, c.ground, end - begin)
+        used = sum(end - begin for *_, begin, end in places) / (n_steps * n_rows)
+        axes.set_title(f"{name}: {n_steps} steps, {used:.0%} of the places used", loc="left", fontsize=11, color=c.ink)
+        axes.set(xlim=(0, last), ylim=(n_rows, 0))
+        axes.set_yticks([0.5, n_rows - 0.5], ["1", f"{n_rows}"], fontsize=10)
+        axes.set_ylabel("row", fontsize=11, color=c.dim)
+        axes.tick_params(length=0, colors=c.dim, labelsize=10)
+        axes.spines[:].set_visible(False)
+    panels[1].set_xlabel("step; a number is that of a text, and grey is a place that is paid for and not used",
+                         fontsize=11, color=c.dim)
+    return figure
+
+
+def v8_guesses_data(prompt="One day the wolf came to the door", n_new=90):
+    """A greedy text by v8 -> for each step the right guesses, the token behind them, and the wrong guesses."""
+    encoder, hparams, params = utils.load_model("tales")
+    params, ids, steps = gpt2_v8_lookup.tile_params(params), encoder.encode(prompt), []
+    with recorded(gpt2_v8_lookup) as calls:
+
+        def keep(row, token_id, logprob):
+            if len(steps) < len(calls):
+                first = len(ids) if not steps else 1  # where the guesses begin among what is fed in
+                steps.append({"guess": calls[-1][0][first:], "kept": []})
+            steps[-1]["kept"].append(token_id)
+
+        gpt2_v8_lookup.generate([ids], params, hparams["n_head"], n_new, on_token=keep, progress=False)
+    found = []
+    for step in steps:
+        n = len(step["kept"]) - 1
+        kept, wrong = token_names(encoder, step["kept"]), token_names(encoder, step["guess"][n:])
+        found.append({"right": kept[:n], "own": kept[n:], "wrong": wrong})
+    return {"prompt": prompt, "steps": found}
+
+
+def draw_v8_guesses(data, plt, c):
+    kinds = {"right": (c.pale_green, c.ink), "own": (c.pale_blue, c.ink), "wrong": (c.ground, c.orange)}
+    tokens, x, y = [], 0, 0
+    for step in data["steps"]:
+        for kind in kinds:
+            for text in step[kind]:
+                width = 1.1 * len(text) + 1.2
+                x, y = (0, y + 1) if x + width > 100 else (x, y)
+                tokens.append((x, y, width, text, kind))
+                x += width
+        x += 0.8  # so that steps stand apart
+    figure, axes = empty_axes(plt, 0.27 * (y + 3), y + 3)
+    for x, line, width, text, kind in tokens:
+        drawing.cell(axes, x, line, text, *kinds[kind], 9.5, c.orange if kind == "wrong" else c.grid, width, 0.84)
+    names = {"own": "chosen by the model alone", "right": "guessed, and right", "wrong": "guessed, wrong, thrown away"}
+    for x, (kind, name) in zip((0, 33, 60), names.items()):
+        drawing.cell(axes, x, y + 2, "", *kinds[kind], 1, c.orange if kind == "wrong" else c.line, 3, 0.84)
+        axes.text(x + 4, y + 2.42, name, ha="left", va="center", fontsize=11, color=c.ink)
+    return figure
+
+
 # ---------------------------------------------------------------- v9: the tree of a search
 
 
@@ -486,6 +613,8 @@ DATA = {
     "v3_time": v3_time_data,
     "v4_distribution": v4_distribution_data,
     "v5_tiles": v5_tiles_data,
+    "v7_rows": v7_rows_data,
+    "v8_guesses": v8_guesses_data,
     "v9_tree": v9_tree_data,
 }
 DRAW = {
@@ -498,6 +627,8 @@ DRAW = {
     "v3_time": draw_v3_time,
     "v4_distribution": draw_v4_distribution,
     "v5_tiles": draw_v5_tiles,
+    "v7_rows": draw_v7_rows,
+    "v8_guesses": draw_v8_guesses,
     "v9_tree": draw_v9_tree,
 }
 THEMES = {"": drawing.LIGHT, "_dark": drawing.DARK}  # what follows the name of a file, and the colours

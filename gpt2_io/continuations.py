@@ -109,7 +109,7 @@ class Continuation:
         n = next(n for n, end in enumerate(self.ends) if end >= len(text)) if stopped else n
         result = {"ids": self.ids[:n], "text": text, "finish_reason": reason}
         if with_logprobs:
-            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n])}
+            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n], 0.0)}
         if stopped:
             result |= {"cut_ids": self.ids[n:], "cut_text": self.stream.held}
             result |= {"cut_logprobs": self.logprobs[n:]} if with_logprobs else {}

@@ -266,6 +266,20 @@ def checked(name, value):
     return value
 
 
+def ranks_of(digests):
+    """16 bytes for each of some lines -> the how manieth of equal ones each is, from 0."""
+    order = np.argsort(lines := np.frombuffer(digests, dtype="V16").view("S16"), kind="stable")
+    begins = np.flatnonzero(np.append(True, lines[order][1:] != lines[order][:-1]))
+    ranks = np.empty(len(lines), dtype=int)
+    ranks[order] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))
+    return ranks
+
+
+def row_seed(seed, rank, identity):
+    """The job's seed, the how manieth of equal lines, and what a line is -> 53 bits, as every reader of JSON holds."""
+    return int.from_bytes(digest(b"%d %d " % (seed, rank) + identity)[:8], "big") >> 11
+
+
 class Index:
     """What has to be known of all lines at once, some 80 bytes each. Lines are numbered from 0.
 
@@ -292,11 +306,7 @@ class Index:
         self.groups, self.sizes = np.array(self.groups), np.array(self.sizes)
         self.contents, self.identities, self.works = contents, identities, works
         self.names = list(self.names)
-        # The how manieth of equal lines each is.
-        order = np.argsort(lines := np.frombuffer(contents, dtype="V16").view("S16"), kind="stable")
-        begins = np.flatnonzero(np.append(True, lines[order][1:] != lines[order][:-1]))
-        self.ranks = np.empty(len(lines), dtype=int)
-        self.ranks[order] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))
+        self.ranks = ranks_of(contents)
 
     def __len__(self):
         return len(self.places)
@@ -306,8 +316,7 @@ class Index:
 
     def seed(self, i, seed):
         """The seed of a line: from the job's, its id or text, and how many equal lines came before; not its place."""
-        what = b"%d %d " % (seed, self.ranks[i]) + self.identities[16 * i : 16 * i + 16]
-        return int.from_bytes(digest(what)[:8], "big") >> 11  # 53 bits, which every reader of JSON holds
+        return row_seed(seed, self.ranks[i], self.identities[16 * i : 16 * i + 16])
 
     def key(self, i, seed, model, sample):
         """What tells the result of a line from every other -> 32 characters. model: its fingerprint, 16 bytes."""

@@ -15,6 +15,7 @@ from tiny import ROOT, V0, random_model, random_prompts
 import attention
 import build
 import gpt2_v2_padding
+import gpt2_v3_kvcache
 import measure
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
@@ -120,7 +121,7 @@ def test_greedy_texts_do_not_hang_by_a_hair():
     assert len(runs) >= 5
     for prompt, n in runs:
         ids = encoder.encode(prompt)
-        new_ids = gpt2_v2_padding.generate([ids], params, hparams["n_head"], n)[0]
+        new_ids = gpt2_v3_kvcache.generate([ids], params, hparams["n_head"], n)[0]
         logits = gpt2_v2_padding.gpt2([ids + new_ids[:-1]], **params, n_head=hparams["n_head"])[0, len(ids) - 1 :]
         second, best = np.sort(logits, axis=-1)[:, -2:].T
         assert np.argmax(logits, axis=-1).tolist() == new_ids
@@ -238,8 +239,9 @@ def test_pictures_have_a_ground_of_their_own(path):
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
 COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|[\w.=]+)(?: && |$)")
-ELSEWHERE = {  # these need a clone, and the last is refused: see test_packaging.py
+ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), and the last needs Ray (test_ray.py)
     "git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values()), "pip install .",
+    "python jobs.py complete prompts.jsonl --out results/ --ray",
 }  # fmt: skip
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {
@@ -444,11 +446,11 @@ def test_the_table_of_attention_weights():
 
 
 @pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6)])
-def test_all_heads_and_all_layers(shell, flags, n):
-    status, output = shell.run(f'python docs/attention.py "The cat sat" {flags}')
-    assert status == 0
-    assert len(re.findall(r"(?m)^layer \d, head \d$", output)) == n
-    assert output.count("1.00") >= n
+def test_all_heads_and_all_layers(edge, flags, n):
+    result = edge(attention.main, "The cat sat", *flags.split())
+    assert result.returncode == 0
+    assert len(re.findall(r"(?m)^layer \d, head \d$", result.stdout)) == n
+    assert result.stdout.count("1.00") >= n
 
 
 @pytest.mark.parametrize(
