@@ -167,6 +167,7 @@ def test_rules_shift_the_log_probabilities_of_the_model():
     search = {"beams": [(-1.0, [7], 0)], "ended": [], "n_prompt": 1, "length": 1, "limit": 9}
     settings = {"length_penalty": 1.0, "early_stopping": False, "stop_ids": []}
     v9.grow(search, [row], n_beams=2, rules={"bad_words": [[0]], "logit_bias": {2: 2.0}}, **settings)
+    assert np.array_equal(row, np.log([0.5, 0.3, 0.2]))  # or log-probabilities in results would be others
     assert [total for total, *_ in search["beams"]] == pytest.approx([1 + np.log(0.2), -1 + np.log(0.3)])
 
 
