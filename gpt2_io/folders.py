@@ -211,7 +211,7 @@ TYPES = {
 FIELDS = {  # of results: what they are in Parquet
     "ids": "wholes", "text": "text", "finish_reason": "text", "logprobs": "numbers", "logprob": "number",
     "cut_ids": "wholes", "cut_text": "text", "cut_logprobs": "numbers", "n_left_out": "whole", "seed": "whole",
-    "error": "text", "key": "text", "check": "text",
+    "score": "number", "error": "text", "key": "text", "check": "text",
 }  # fmt: skip
 
 
@@ -236,13 +236,14 @@ def add_kinds(kinds, others):
         kinds[name] = kind if kinds.get(name, kind) == kind else "json"
 
 
-def columns_of(looks, n_samples):
+def columns_of(looks, n_samples, fields):
     """The columns of a Parquet file of results: what is handed through, as all lines have it, then the fields."""
     kinds = {}
     for look in looks:
         add_kinds(kinds, look["columns"])
     seed = kinds.pop("seed", "whole")
-    return {**kinds, **({"sample": "whole"} if n_samples > 1 else {}), **FIELDS, "seed": seed}
+    own = {name: FIELDS[name] for name in (*fields, "error", "key", "check")}
+    return {**kinds, **({"sample": "whole"} if n_samples > 1 else {}), **own, "seed": seed}
 
 
 def mark(key, sample, label):

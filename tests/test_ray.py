@@ -199,6 +199,23 @@ def test_a_row_of_parquet_is_the_line_of_json_that_says_the_same(run, batches, t
     assert lines_of(tmp_path / "out") == sorted_lines(tmp_path / "local.jsonl")
 
 
+def test_beams_and_rules(run, batches, tmp_path):
+    lines = [{"prompt": word, "bad_words": " the"} if i % 3 else {"prompt": word, "n_tokens_to_generate": i}
+             for i, word in enumerate(WORDS)]  # fmt: skip
+    flags = ("--n_beams=3", "--n_best=2", "-n", "4", "--no_repeat_ngram_size=2")
+    assert run(lines, "local.jsonl", *flags).returncode == 0
+    for kind in ([], ["--parquet"]):
+        assert run(lines, f"out{len(kind)}", "--ray", *kind, *flags).returncode == 0
+        batches.clear()
+        assert run(lines, f"out{len(kind)}", "--ray", *kind, *flags).returncode == 0 and not batches
+    assert lines_of(tmp_path / "out0") == sorted_lines(tmp_path / "local.jsonl")
+    import pyarrow.parquet
+
+    scores = pyarrow.parquet.read_table(tmp_path / "out1")["score"].to_pylist()
+    local = [json.loads(line) for line in sorted_lines(tmp_path / "local.jsonl")]
+    assert sorted(filter(None, scores)) == sorted(filter(None, (one.get("score") for one in local)))
+
+
 @pytest.mark.parametrize("flags", [DRAWN, (*DRAWN, "--n_samples", "2", "--logprobs")])
 def test_parquet_says_what_the_lines_of_json_say(run, batches, tmp_path, flags):
     import pyarrow.parquet
