@@ -374,9 +374,11 @@ def job(tmp_path_factory):
     folder = tmp_path_factory.mktemp("job")
     write_folder(folder / "model", {**CONFIG, "n_positions": 128})
     prompts = write_lines(folder / "prompts.jsonl", ragged(1985, most=20))
-    flags = ["--model", folder / "model", "--temperature", "0.8", "--n_tokens_to_generate", "20", "--rows", "4"]
-    result = command("complete", prompts, "--out", folder / "local.jsonl", *flags, script="jobs.py", timeout=300)
+    flags = ["--model", folder / "model", "--temperature", "0.8", "--n_tokens_to_generate", "8"]
+    local = ["--out", folder / "local.jsonl", "--rows", "64"]
+    result = command("complete", prompts, *local, *flags, script="jobs.py", timeout=300)
     assert result.returncode == 1, result
+    flags += ["--rows", "4"]  # 63 batches
     return SimpleNamespace(prompts=prompts, flags=flags, lines=sorted_lines(folder / "local.jsonl"))
 
 
@@ -387,9 +389,9 @@ def start(job, tmp_path):
 
     def call(*arguments, prompts=job.prompts, **options):
         arguments = ["complete", prompts, "--out", tmp_path / "out", "--ray", *job.flags, *arguments]
-        command = [sys.executable, ROOT / "jobs.py", *arguments]
-        command = [str(argument) for argument in command]
-        processes.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, encoding="utf-8", **options))
+        arguments = [str(argument) for argument in (sys.executable, ROOT / "jobs.py", *arguments)]
+        options = {"cwd": tmp_path, "stderr": subprocess.PIPE, "encoding": "utf-8", **options}
+        processes.append(subprocess.Popen(arguments, **options))
         return processes[-1]
 
     yield call
@@ -420,7 +422,7 @@ def finish(process, n=2000):
 
 
 def wait_for_files(process, folder, n):
-    """Until n batches are there, of about 63."""
+    """Until n batches are there, of 63."""
     while len(list(folder.glob("*.jsonl"))) < n:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
