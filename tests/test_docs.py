@@ -15,11 +15,13 @@ from tiny import ROOT, V0, random_model, random_prompts
 import attention
 import build
 import gpt2_v2_padding
+import gpt2_v3_kvcache
 import measure
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
 LINE_BY_LINE = VERSION_PAGES[:7]  # v0 to v6; the pages of v7 and later show what matters of larger diffs
+WITH_EXERCISES = [*LINE_BY_LINE, "docs/v9.md"]
 BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -119,7 +121,7 @@ def test_greedy_texts_do_not_hang_by_a_hair():
     assert len(runs) >= 5
     for prompt, n in runs:
         ids = encoder.encode(prompt)
-        new_ids = gpt2_v2_padding.generate([ids], params, hparams["n_head"], n)[0]
+        new_ids = gpt2_v3_kvcache.generate([ids], params, hparams["n_head"], n)[0]
         logits = gpt2_v2_padding.gpt2([ids + new_ids[:-1]], **params, n_head=hparams["n_head"])[0, len(ids) - 1 :]
         second, best = np.sort(logits, axis=-1)[:, -2:].T
         assert np.argmax(logits, axis=-1).tolist() == new_ids
@@ -342,7 +344,7 @@ def test_measuring(monkeypatch, tmp_path):
 
 def exercises():
     """-> [(page, text, command, answer)]: the answer is the diff that the page shows, folded."""
-    for page in LINE_BY_LINE:
+    for page in WITH_EXERCISES:
         section = PAGES[page].partition("## Exercises")[2]
         for text in re.split(r"(?m)^\d\. ", section)[1:]:
             answer = re.search(r"(?ms)^   ```diff\n(.*?)^   ```$", text)
@@ -358,7 +360,7 @@ def with_answer(code, answer):
     return code.replace(old, new)
 
 
-@pytest.mark.parametrize("page", LINE_BY_LINE)
+@pytest.mark.parametrize("page", WITH_EXERCISES)
 def test_exercises_have_what_a_learner_needs(page):
     name = build.diffs.VERSIONS[Path(page).stem].name
     assert f"`git checkout {name}` undoes an edit" in PAGES[page]
@@ -444,11 +446,11 @@ def test_the_table_of_attention_weights():
 
 
 @pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6)])
-def test_all_heads_and_all_layers(shell, flags, n):
-    status, output = shell.run(f'python docs/attention.py "The cat sat" {flags}')
-    assert status == 0
-    assert len(re.findall(r"(?m)^layer \d, head \d$", output)) == n
-    assert output.count("1.00") >= n
+def test_all_heads_and_all_layers(edge, flags, n):
+    result = edge(attention.main, "The cat sat", *flags.split())
+    assert result.returncode == 0
+    assert len(re.findall(r"(?m)^layer \d, head \d$", result.stdout)) == n
+    assert result.stdout.count("1.00") >= n
 
 
 @pytest.mark.parametrize(

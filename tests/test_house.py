@@ -69,7 +69,9 @@ def source_of(module):
 
 
 def test_imports_run_one_way():
-    assert set().union(*(runs_back(module, source_of(module)) for module in RANKS)) <= ALLOWED
+    """Tests, which come last, may import everything."""
+    last = max(RANKS.values())
+    assert set().union(*(runs_back(module, source_of(module)) for module in RANKS if RANKS[module] < last)) <= ALLOWED
 
 
 @pytest.mark.parametrize(
