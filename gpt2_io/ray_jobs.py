@@ -67,7 +67,7 @@ def run_job(
         if not len(index):
             raise UserError(f"{path}: no prompts in it")
         job.task.check(index)
-        job.columns = folders.columns_of(index.looks, n_samples) if is_parquet else None
+        job.columns = folders.columns_of(index.looks, n_samples, job.task.fields) if is_parquet else None
         missing, sources = folder.compare(index, [look for look in looks if "path" in look])
         n_errors, n_missing = int(np.count_nonzero(index.groups < 0)), int(np.count_nonzero(missing.any(axis=1)))
         progress = Progress(len(index), n_errors)
