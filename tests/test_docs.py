@@ -256,7 +256,8 @@ INSTEAD = {
     "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
     "python benchmarks/bench.py --goals": "python benchmarks/bench.py --goals --only context --model tales",
     "python benchmarks/bench.py --quick": "python benchmarks/bench.py --quick --only prefill --model tales",
-    "python benchmarks/bench_jobs.py": "python benchmarks/bench_jobs.py --only lookup-tales-code-8 --rounds 1 --out build/j.json",
+    "python benchmarks/bench_jobs.py":
+        "python benchmarks/bench_jobs.py --only lookup-tales-code-8 --rounds 1 --out build/j.json",
 }
 NO_WEIGHTS = "python -m pytest tests/test_real_weights.py -rs"
 
