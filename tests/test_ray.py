@@ -400,7 +400,15 @@ def job(tmp_path_factory):
 
 
 @pytest.fixture
-def start(job, tmp_path):
+def own_network(monkeypatch):
+    """Ray's processes call each other by this machine's address, which conftest.py's guard takes for the network."""
+    paths = os.environ["PYTHONPATH"].split(os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if Path(path).name != "offline"))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+
+
+@pytest.fixture
+def start(job, own_network, tmp_path):
     """Start the job on Ray as a process of its own: start(*arguments) -> Popen. It ends with the test."""
     processes = []
 
@@ -418,9 +426,8 @@ def start(job, tmp_path):
 
 
 @pytest.fixture
-def cluster(monkeypatch):
+def cluster(own_network):
     """Three machines of a core each, simulated here -> Cluster; the last two may go."""
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 1, "object_store_memory": 100 << 20}
