@@ -105,7 +105,10 @@ def connected(address, n_bytes):
     if address is None:
         options |= {"num_cpus": count_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         options |= {"object_store_memory": int(1.1 * n_bytes) + (200 << 20)}  # and for what is on its way
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except (RuntimeError, ValueError) as error:  # of another version, or no address
+        raise UserError(f"--ray_address {address}: {error}") from None
     try:
         yield
     finally:

@@ -1,11 +1,12 @@
 """Speed of jobs, many prompts with an end of their own: v7 and v8 beside v6, transformers and CTranslate2.
 
-    python benchmarks/jobs.py                       # everything: about 25 minutes on 2 cores
-    python benchmarks/jobs.py --only job-tales,lookup --rounds 5    # a piece of it
+    python benchmarks/bench_jobs.py                       # everything: about 25 minutes on 2 cores
+    python benchmarks/bench_jobs.py --only job-tales,lookup --rounds 5    # a piece of it
 
-Needs the packages of the extra `bench`, as bench.py does. Writes jobs.json, of which docs/build.py makes tables.
+Needs the packages of the extra `bench`, as bench.py does; what is not installed is left out. Writes jobs.json, of which
+docs/build.py makes tables. A case is measured in rounds, in which the sides take turns.
 """
-import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -50,10 +51,10 @@ def job_of(name, hparams):
     """A job: prompts, the most new tokens of each, and the id at which a text ends, or None where lengths are given."""
     texts = paragraphs()
     if name == "tales":
-        return {"prompts": [ids for ids, _ in texts], "limits": [200] * len(texts), "stop": NEW_LINE}
-    # Random weights end nowhere, so each text gets the length that its paragraph has. Half of it, to save time.
-    lengths = [max(len(ids) // 2, 2) for ids, _ in texts]
-    return {"prompts": bench.prompts_of(lengths, hparams), "limits": [n // 2 for _, n in texts], "stop": None}
+        return {"prompts": [ids for ids, _ in texts], "limits": [100] * len(texts), "stop": NEW_LINE}
+    # Random weights end nowhere, so each text gets the lengths of a paragraph: a quarter of them, to save time.
+    lengths = [max(len(ids) // 4, 2) for ids, _ in texts]
+    return {"prompts": bench.prompts_of(lengths, hparams), "limits": [max(n // 4, 1) for _, n in texts], "stop": None}
 
 
 def sorted_batches(prompts, n_rows=N_ROWS):
@@ -229,7 +230,7 @@ def lookup_runs(sides, hparams, name, what, rows):
         if what == "again":
             prompts, n = [ids[i : i + 220] + [NEW_LINE] * 2 + ids[i : i + 12] for i in starts[:8]], 100
     if what == "sampled":
-        settings = {"temperature": 1.0, "seed": 0}
+        prompts, n, settings = prompts[:16], 100, {"temperature": 1.0, "seed": 0}
     call = {"prompts": prompts, "limits": [n] * len(prompts), "stop": None, "n_rows": rows, **settings}
     return {s: (sides[s], partial(run_flat, sides[s], **call)) for s in ("v7", "v8")}
 
@@ -277,12 +278,13 @@ def main(only=None, sides=None, rounds=3, threads=None, out=None):
     asked = ("",) if only is None else tuple(only.split(",") if isinstance(only, str) else only)
     names = SIDES if sides is None else sides.split(",") if isinstance(sides, str) else sides
     path = Path(out) if out else HERE / "jobs.json"
-    threads = threads or utils.count_threads()
-    bench.set_threads(threads, with_torch=True)
-    machine = bench.describe_machine(threads, with_torch=True)
+    threads, with_torch = threads or utils.count_threads(), bench.has_peer()
+    installed = with_torch and [s for s in PEERS if importlib.util.find_spec(s)]
+    bench.set_threads(threads, with_torch)
+    machine = bench.describe_machine(threads, with_torch)
     for name, model in MODELS.items():
         cases = [case for case in CASES if case["name"] == name and label(case).startswith(asked)]
-        peers = PEERS if any(case["part"] in WITH_PEERS for case in cases) else ()
+        peers = installed if installed and any(case["part"] in WITH_PEERS for case in cases) else ()
         if not cases:
             continue
         hparams, made = make_sides([s for s in names if s not in PEERS or s in peers], model, threads)
