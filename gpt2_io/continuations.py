@@ -18,11 +18,11 @@ def choose_seed(seed, temperature):
     return seed
 
 
-def read_stop(stop):
+def read_stop(stop, name="stop"):
     r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ is \."""
     stop = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in stop):
-        raise UserError("--stop needs a text that is not empty")
+        raise UserError(f"--{name} needs a text that is not empty")
     return tuple(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text, flags=re.S) for text in stop)
 
 
@@ -109,7 +109,7 @@ class Continuation:
         n = next(n for n, end in enumerate(self.ends) if end >= len(text)) if stopped else n
         result = {"ids": self.ids[:n], "text": text, "finish_reason": reason}
         if with_logprobs:
-            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n])}
+            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n], 0.0)}
         if stopped:
             result |= {"cut_ids": self.ids[n:], "cut_text": self.stream.held}
             result |= {"cut_logprobs": self.logprobs[n:]} if with_logprobs else {}
