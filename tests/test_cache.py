@@ -164,7 +164,7 @@ def test_after_a_call_that_was_broken_off_the_same_call_is_right(version, step):
 
     undisturbed = copy.deepcopy(before)
     expected = call(undisturbed)
-    for n in itertools.count(1, 3 if step == "gpt2" else 7):  # its steps are those of gpt2, twice
+    for n in itertools.count(1, 5 if step == "gpt2" else 11):  # its steps are those of gpt2, twice
         cache, error = copy.deepcopy(before), (MemoryError(), KeyboardInterrupt())[n % 2]
         if not broken_off(version, functools.partial(call, cache), n, error):
             break
@@ -193,9 +193,8 @@ def test_a_second_turn_of_a_conversation(version, pieces):
         rows = [ids + new for ids, new in zip(rows, more)] if lengths else rows
         input_ids, mask = version.module.left_pad(more)
         check(version.module.prefill(input_ids, params, model.n_head, cache, mask, chunk=pieces))
-        for token_id in (3, 16):
-            rows = [[*ids, token_id] for ids in rows]
-            check(version.module.decode_one_token([token_id] * 3, params, model.n_head, cache))
+        rows = [[*ids, 3] for ids in rows]
+        check(version.module.decode_one_token([3] * 3, params, model.n_head, cache))
 
 
 @every_version

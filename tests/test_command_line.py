@@ -191,6 +191,6 @@ def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
         "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "",
         "PYTHONWARNDEFAULTENCODING": "1", "PYTHONWARNINGS": "error::EncodingWarning", "HF_HUB_OFFLINE": "0",
     }  # fmt: skip
-    result = command("Once upon a time", "--n_tokens_to_generate", "12", script=f"{version.name}.py", env=environment)
+    result = command("Once upon a time", "--n_tokens_to_generate", "4", script=f"{version.name}.py", env=environment)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == continuation("Once upon a time", 12)[1] + "\n"
+    assert result.stdout == continuation("Once upon a time", 4)[1] + "\n"

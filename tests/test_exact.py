@@ -324,7 +324,7 @@ def test_verify_fails_where_bits_differ(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(v5, "softmax", softmax)
     monkeypatch.setattr(tool, "ROWS", (1, 3))
-    tool.measure("gpt2_v5_exact", "tales", "models", 70, 0, tmp_path / "logits.npy")
+    tool.measure("gpt2_v5_exact", "tales", "models", 150, 0, tmp_path / "logits.npy")
     found = json.loads(capsys.readouterr().out)
     assert sum(bits for _, _, bits in found["ways"].values()) > 0
 

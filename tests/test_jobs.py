@@ -50,7 +50,8 @@ def tiny(seed=0):
 
 @pytest.fixture
 def tiny_model(monkeypatch, encoder):
-    """Commands in this process use a model that takes no time."""
+    """Commands in this process use a model that takes no time, and do not wait for the disk: no power is lost here."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
     hparams = {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}
     monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, tiny().params))
 
@@ -335,7 +336,7 @@ def test_beams_of_a_file_are_those_of_the_command_line(done, edge, rows):
 def test_where_fewer_beams_end_than_are_asked_for(done):
     """Nothing is to be generated: there is one continuation, the empty one."""
     best, second = done([{"prompt": "A"}], "--n_beams=3", "--n_best=2", "-n", "0")
-    assert (best["ids"], best["score"]) == ([], 0) and (second["ids"], second["score"]) == ([], None)
+    assert (best["ids"], best["score"]) == ([], 0) and second["ids"] == [] and "score" not in second
 
 
 @pytest.mark.parametrize("name", ["temperature", "top_k", "repetition_penalty", "seed", "stop", "logprobs"])
@@ -504,7 +505,6 @@ def test_equal_prompts_are_made_once_where_nothing_is_drawn(done, monkeypatch, t
 @pytest.mark.parametrize("flags", [GREEDY, [*DRAWN, "--n_samples", "2"]], ids=["greedy", "samples"])
 def test_wherever_the_part_was_cut_the_job_ends_with_the_same_bytes(run, tmp_path, monkeypatch, flags):
     """As a kill may cut it: in the first line, within a line, between two, and before the last step."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # nothing loses power here
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     lines = [*PROMPTS[:3], " a" * 99, "A"]
     parts = []
@@ -575,8 +575,8 @@ def test_results_leave_memory_when_they_are_written(run, monkeypatch):
     gc.collect()
     alive, before = [], n_alive()
     at_each_end(monkeypatch, lambda: alive.append(n_alive() - before))
-    run([f"a {n}" for n in range(6)], *GREEDY, "--rows", 2)
-    assert len(alive) == 6 and max(alive) <= 2
+    run([f"a {n}" for n in range(4)], *GREEDY, "--rows", 2)
+    assert len(alive) == 4 and max(alive) <= 2
 
 
 @pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("x"), 2)], ids=str)

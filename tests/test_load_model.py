@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from model_files import CONFIG, assert_one_line, command, greedy, logits_of, make_tensors, write_folder, write_gguf
+from model_files import CONFIG, assert_one_line, greedy, logits_of, make_tensors, write_folder, write_gguf
 from tiny import ENDS, ROOT, VERSIONS, where_the_model_is_new
 from torch_files import torch_bytes
 
@@ -434,9 +434,9 @@ def test_the_order_of_search(tmp_path, elsewhere):
     assert find_model(elsewhere / "models" / "124M").resolve() == in_models
 
 
-def test_the_bundled_model_is_found_from_anywhere(elsewhere):
+def test_the_bundled_model_is_found_from_anywhere(elsewhere, edge):
     assert find_model("tales") == ROOT / "models" / "tales"
-    result = command("tokenize", "x", cwd=elsewhere)
+    result = edge(utils.COMMANDS, "tokenize", "x")
     assert result.returncode == 0 and "'x'" in result.stdout
 
 

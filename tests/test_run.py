@@ -249,11 +249,6 @@ def test_any_text_on_any_terminal(script, encoding):
     assert json.loads(first) == {"prompt": "🤗", "ids": [1], "text": "“é” 🤗"}
 
 
-def test_a_c_locale_does_not_spoil_prompts(script):
-    env = {"PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
-    assert command("é🤗", script=script("print(ascii(prompts))"), env=env).stdout == ascii(("é🤗",)) + "\n"
-
-
 # ---- print_texts and encode_prompts
 
 

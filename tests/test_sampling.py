@@ -650,7 +650,7 @@ def test_the_same_row_seed_gives_the_same_ids_alone_as_row_0_and_as_row_6():
 
 
 def test_the_command_gives_each_prompt_the_stream_of_its_number(edge):
-    result = edge(v4.main, *RAGGED, *STORY[1:], "--json")
+    result = edge(v4.main, *RAGGED[:4], *STORY[1:], "--json")
     assert (result.returncode, result.stderr) == (0, "")
     encoder, hparams, params = utils.load_model()
     for line in map(json.loads, result.stdout.splitlines()):

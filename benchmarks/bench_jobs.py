@@ -1,7 +1,7 @@
 """Speed of jobs, many prompts with an end of their own: v7 and v8 beside v6, transformers and CTranslate2.
 
-    python benchmarks/jobs.py                       # everything: about 25 minutes on 2 cores
-    python benchmarks/jobs.py --only job-tales,lookup --rounds 5    # a piece of it
+    python benchmarks/bench_jobs.py                       # everything: about 25 minutes on 2 cores
+    python benchmarks/bench_jobs.py --only job-tales,lookup --rounds 5    # a piece of it
 
 Needs the packages of the extra `bench`, as bench.py does; what is not installed is left out. Writes jobs.json, of which
 docs/build.py makes tables. A case is measured in rounds, in which the sides take turns.
