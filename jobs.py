@@ -266,7 +266,7 @@ class Completing:
                 for token_id in ids:
                     continuation.add(token_id, None)
                 progress.count(len(ids))
-                add(n, sample, continuation, {"score": score})
+                add(n, sample, continuation, {} if score is None else {"score": score})
 
         row_seeds = [(seed, 0, sample) for seed in seeds for sample in range(n_samples)]
         row_seeds = row_seeds if settings["temperature"] else None

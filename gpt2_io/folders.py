@@ -211,7 +211,7 @@ TYPES = {
 FIELDS = {  # of results: what they are in Parquet
     "ids": "wholes", "text": "text", "finish_reason": "text", "logprobs": "numbers", "logprob": "number",
     "cut_ids": "wholes", "cut_text": "text", "cut_logprobs": "numbers", "n_left_out": "whole", "seed": "whole",
-    "error": "text", "key": "text", "check": "text",
+    "score": "number", "error": "text", "key": "text", "check": "text",
 }  # fmt: skip
 
 
@@ -236,13 +236,14 @@ def add_kinds(kinds, others):
         kinds[name] = kind if kinds.get(name, kind) == kind else "json"
 
 
-def columns_of(looks, n_samples):
+def columns_of(looks, n_samples, fields):
     """The columns of a Parquet file of results: what is handed through, as all lines have it, then the fields."""
     kinds = {}
     for look in looks:
         add_kinds(kinds, look["columns"])
     seed = kinds.pop("seed", "whole")
-    return {**kinds, **({"sample": "whole"} if n_samples > 1 else {}), **FIELDS, "seed": seed}
+    known = {name: kind for name, kind in FIELDS.items() if name in (*fields, "error", "key", "check")}
+    return {**kinds, **({"sample": "whole"} if n_samples > 1 else {}), **known, "seed": seed}
 
 
 def mark(key, sample, label):
@@ -286,7 +287,8 @@ def unpack(place, path, fields):
         except pa.ArrowInvalid:
             return [None]
     as_json = json.loads((table.schema.metadata or {}).get(b"json", b"[]"))
-    rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+    # What is null is not there, but for the score of a beam that there was not.
+    rows = [{k: x for k, x in row.items() if x is not None or k == "score" and row["key"]} for row in table.to_pylist()]
     rows = [{name: json.loads(row[name]) if name in as_json else row[name] for name in row} for row in rows]
     return [split_result(row, fields) for row in rows]
 

@@ -67,7 +67,7 @@ def run_job(
         if not len(index):
             raise UserError(f"{path}: no prompts in it")
         job.task.check(index)
-        job.columns = folders.columns_of(index.looks, n_samples) if is_parquet else None
+        job.columns = folders.columns_of(index.looks, n_samples, job.task.fields) if is_parquet else None
         missing, sources = folder.compare(index, [look for look in looks if "path" in look])
         n_errors, n_missing = int(np.count_nonzero(index.groups < 0)), int(np.count_nonzero(missing.any(axis=1)))
         progress = Progress(len(index), n_errors)
@@ -105,7 +105,10 @@ def connected(address, n_bytes):
     if address is None:
         options |= {"num_cpus": count_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         options |= {"object_store_memory": int(1.1 * n_bytes) + (200 << 20)}  # and for what is on its way
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except (RuntimeError, ValueError) as error:  # of another version, or no address
+        raise UserError(f"--ray_address {address}: {error}") from None
     try:
         yield
     finally:

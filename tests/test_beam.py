@@ -65,17 +65,20 @@ def test_one_beam_is_greedy(early_stopping):
     assert 0 < sum(len(ids) < n for ids, n in zip(greedy, [12, 5, 9, 3, 12])) < 5
 
 
-def test_alone_and_in_any_batch_the_same_bits():
+def test_alone_and_in_any_batch_the_same_bits(monkeypatch):
     """Some searches end early here, and others take their rows; the long prompts are fed in in pieces."""
     params, n_head = tiled(n_ctx=256)
     prompts = random_prompts([1, 9, 200, 4, 117, 2, 8])
     search = {"n_beams": 4, "n_best": 4, "stop_ids": [3, 5], "early_stopping": True}
     alone = [v9.beam_search([ids], params, n_head, 10, **search)[0] for ids in prompts]
     assert len({len(ids) for found in alone for ids, _ in found}) > 1
+    gpt2, sizes = v9.gpt2, []
+    monkeypatch.setattr(v9, "gpt2", lambda ids, *args, **known: sizes.append(len(ids)) or gpt2(ids, *args, **known))
     for n_rows in (1, 9, 64):
         ends = {}
         found = v9.beam_search(prompts, params, n_head, 10, n_rows=n_rows, on_end=ends.__setitem__, **search)
         assert found == alone and [ends[i] for i in range(len(prompts))] == alone
+    assert max(sizes) == 256
 
 
 class Watched(np.ndarray):
@@ -164,6 +167,7 @@ def test_rules_shift_the_log_probabilities_of_the_model():
     search = {"beams": [(-1.0, [7], 0)], "ended": [], "n_prompt": 1, "length": 1, "limit": 9}
     settings = {"length_penalty": 1.0, "early_stopping": False, "stop_ids": []}
     v9.grow(search, [row], n_beams=2, rules={"bad_words": [[0]], "logit_bias": {2: 2.0}}, **settings)
+    assert np.array_equal(row, np.log([0.5, 0.3, 0.2]))  # or log-probabilities in results would be others
     assert [total for total, *_ in search["beams"]] == pytest.approx([1 + np.log(0.2), -1 + np.log(0.3)])
 
 

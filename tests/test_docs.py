@@ -21,7 +21,7 @@ import measure
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
 LINE_BY_LINE = VERSION_PAGES[:7]  # v0 to v6; the pages of v7 and later show what matters of larger diffs
-WITH_EXERCISES = [*LINE_BY_LINE, "docs/v9.md"]
+WITH_EXERCISES = [*LINE_BY_LINE, "docs/v7.md", "docs/v8.md", "docs/v9.md"]
 BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -237,7 +237,7 @@ def test_pictures_have_a_ground_of_their_own(path):
 
 # What is left to do of commands that would run this suite within itself, or change this machine: to see that they find
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
-COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
+COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?(?: -n 0)?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|[\w.=]+)(?: && |$)")
 ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), and the last needs Ray (test_ray.py)
     "git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values()), "pip install .",
@@ -256,6 +256,8 @@ INSTEAD = {
     "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
     "python benchmarks/bench.py --goals": "python benchmarks/bench.py --goals --only context --model tales",
     "python benchmarks/bench.py --quick": "python benchmarks/bench.py --quick --only prefill --model tales",
+    "python benchmarks/bench_jobs.py":
+        "python benchmarks/bench_jobs.py --only lookup-tales-code-8 --rounds 1 --out build/j.json",
 }
 NO_WEIGHTS = "python -m pytest tests/test_real_weights.py -rs"
 

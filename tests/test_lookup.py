@@ -105,6 +105,14 @@ def test_no_guess_changes_a_bit(monkeypatch, kind, is_sampled):
     assert results_of(V8, model, prompts, n, stop_ids=[5], **rows, **settings) == expected
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_its_own_guesses_change_no_bit(temperature):
+    """Few tokens, so that some guesses are right and some are wrong."""
+    model, prompts = model_of(n_vocab=5), mixed_prompts(4, longest=30, n_vocab=5)
+    call = {"n_rows": 3, **seeded({"temperature": temperature} if temperature else {})}
+    assert results_of(V8, model, prompts, 25, **call) == results_of(V7, model, prompts, 25, **call)
+
+
 def test_a_guess_that_is_no_token_is_refused_and_the_cache_can_go_on(monkeypatch):
     model, prompts, cache = model_of(), random_prompts([20, 30], 40), None
     cache = new_cache(V8, model, 2)

@@ -16,7 +16,7 @@ try:
 except ImportError:  # of the extra reference: without it these tests are not chosen, or fail
     torch = transformers = None
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("torch", "transformers")]
 
 N_SEARCHES = {"tales": 100, "random": 400}  # the bundled model takes longer
 
@@ -132,7 +132,7 @@ def test_searches_agree(models, monkeypatch):
     assert len(ties) <= N_SEARCHES[name] // 100
     for many in (False, True):  # each setting, also where continuations of one prompt have ended at different steps
         settings = {kind[1:3] for kind in seen if kind[0] > 1 and (kind[3] or not many)}
-        assert len(settings) == 15 or (many and name == "tales" and len(settings) > 10)
+        assert len(settings) > (10 if many else 14)
 
 
 N_VOCAB = 40
