@@ -52,7 +52,9 @@ def job_of(name, hparams):
     texts = paragraphs()
     if name == "tales":
         return {"prompts": [ids for ids, _ in texts], "limits": [100] * len(texts), "stop": NEW_LINE}
-    # Random weights end nowhere, so each text gets the lengths of a paragraph: a quarter of them, to save time.
+    # Random weights end nowhere, so each text gets the lengths of a paragraph. To save time, a quarter of these lengths
+    # and half of the texts.
+    texts = texts[: N_PROMPTS // 2]
     lengths = [max(len(ids) // 4, 2) for ids, _ in texts]
     return {"prompts": bench.prompts_of(lengths, hparams), "limits": [max(n // 4, 1) for _, n in texts], "stop": None}
 
@@ -156,21 +158,21 @@ def make_sides(names, model, threads):
 
 def measure(clock, runs, case):
     """The case with seconds, new tokens and steps of each side. runs: {label: (side, function -> lists of ids)}."""
-    found, steps = {}, {}
+    found, steps, clock_now = {}, {}, time.process_time if case["cpu"] else time.perf_counter
 
     def run(name):
         side, function = runs[name]
         before = getattr(side, "steps", None)
-        begin = time.perf_counter()
+        begin = clock_now()
         found[name] = function()
-        seconds = time.perf_counter() - begin
+        seconds = clock_now() - begin
         if before is not None:
             steps[name] = side.steps - before
         return seconds
 
     times = clock.race(label(case), {name: partial(run, name) for name in runs})
     ours = [ids for name, ids in found.items() if name not in PEERS]
-    if any(ids != ours[0] for ids in ours):
+    if case["part"] != "beams" and any(ids != ours[0] for ids in ours):
         raise utils.UserError(f"{label(case)}: the versions gave different ids")
     return {**case, "seconds": times, "tokens": {s: sum(map(len, ids)) for s, ids in found.items()}, "steps": steps}
 
@@ -235,7 +237,21 @@ def lookup_runs(sides, hparams, name, what, rows):
     return {s: (sides[s], partial(run_flat, sides[s], **call)) for s in ("v7", "v8")}
 
 
+def beams_runs(sides, hparams, name):
+    """32 greedy texts by v9, without guesses, and the best of 8 prompts with 4 beams: as many rows."""
+    v9, prompts, n = Flat("v9", sides["v7"]), bench.prompts_of([8] * 32, hparams), 16
+    greedy = partial(run_flat, v9, prompts, [n] * 32, None, n_rows=32, n_draft=0)
+    search = {"n_beams": 4, "n_best": 4, "progress": False}
+
+    def beams():
+        found = v9.module.beam_search(prompts[::4], v9.params, v9.n_head, n, **search)
+        return [ids for best in found for ids, _ in best]
+
+    return {"v9, 32 greedy rows": (v9, greedy), "v9, 8 prompts with 4 beams": (v9, beams)}
+
+
 RUNS = {"job": job_runs, "equal": equal_runs, "prefill": prefill_runs, "prefix": prefix_runs, "lookup": lookup_runs}
+RUNS["beams"] = beams_runs
 CASES = [{"part": part, "name": name, "rows": N_ROWS} for part in ("job", "equal", "prefix") for name in MODELS]
 CASES += [{"part": "prefill", "name": name, "rows": 8} for name in MODELS]
 CASES += [{"part": "lookup", "name": "124M", "what": "loop", "rows": 1}]
@@ -243,6 +259,7 @@ CASES += [
     {"part": "lookup", "name": "tales", "what": what, "rows": rows}
     for what in ("greedy", "sampled", "again", "code") for rows in (1, 8)
 ]  # fmt: skip
+CASES += [{"part": "beams", "name": name, "rows": 32} for name in MODELS]
 WITH_PEERS = ("job",)
 
 
@@ -250,7 +267,7 @@ def label(case):
     return "-".join(str(case[key]) for key in ("part", "name", "what", "rows") if key in case)
 
 
-def main(only=None, sides=None, rounds=3, threads=None, out=None):
+def main(only=None, sides=None, rounds=3, threads=None, cpu=False, out=None):
     """Measure, and write jobs.json: what is measured again takes the place of what was there.
 
     Args:
@@ -258,12 +275,13 @@ def main(only=None, sides=None, rounds=3, threads=None, out=None):
         sides: of the jobs: some of v6, v7, v8, transformers, ctranslate2, with commas between them; without it, all.
         rounds: how often each case is measured.
         threads: threads of every side; without it, one per core.
+        cpu: count seconds of the processor and not of the clock, with one thread, where a machine is not idle.
         out: the file to write instead of benchmarks/jobs.json.
     """
     asked = ("",) if only is None else tuple(only.split(",") if isinstance(only, str) else only)
     names = SIDES if sides is None else sides.split(",") if isinstance(sides, str) else sides
     path = Path(out) if out else HERE / "jobs.json"
-    threads, with_torch = threads or utils.count_threads(), bench.has_peer()
+    threads, with_torch = 1 if cpu else threads or utils.count_threads(), bench.has_peer()
     installed = with_torch and [s for s in PEERS if importlib.util.find_spec(s)]
     bench.set_threads(threads, with_torch)
     machine = bench.describe_machine(threads, with_torch)
@@ -277,13 +295,14 @@ def main(only=None, sides=None, rounds=3, threads=None, out=None):
             there = {s: side for s, side in made.items() if case["part"] in WITH_PEERS or s not in PEERS}
             options = {key: case[key] for key in ("what", "rows") if case["part"] == "lookup"}
             runs = RUNS[case["part"]](there, hparams, name, **options)
-            found = measure(bench.Clock(rounds), runs, {**case, "date": date.today().isoformat()})
+            now = {**case, "date": date.today().isoformat(), "machine": machine, "cpu": cpu}
+            found = measure(bench.Clock(rounds), runs, now)
             results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"cases": []}
             others = [other for other in results["cases"] if label(other) != label(case)]
             order = list(map(label, CASES))
             cases_now = sorted([*others, found], key=lambda c: order.index(label(c)))
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"machine": machine, "cases": cases_now}, indent=1) + "\n", encoding="utf-8")
+            path.write_text(json.dumps({"cases": cases_now}, indent=1) + "\n", encoding="utf-8")
             show(found)
 
 

@@ -431,6 +431,16 @@ def of_jobs(part, name, what=None, rows=None):
     return case_of(load(JOBS), **{key: value for key, value in wanted.items() if value is not None})
 
 
+def source_of_jobs(*parts):
+    """How the cases of these parts were measured: a sentence for each way."""
+    found = {}
+    for case in load(JOBS)["cases"]:
+        if case["part"] in parts:
+            how = " Seconds of the processor, since the machine was not idle." if case["cpu"] else ""
+            found[f"{machine_of(case).replace(' 1 threads', ' 1 thread')}.{how}\n"] = None
+    return "".join(found)
+
+
 def gains(case, slow, fast):
     """How many times as many tokens a second one side made as another, in each round."""
     both = [[case["tokens"][side] / seconds for seconds in case["seconds"].get(side, ())] for side in (fast, slow)]
@@ -451,7 +461,7 @@ def jobs_table(table):
         times = case["seconds"]
         rates = [case["tokens"][s] / statistics.median(times[s]) if times.get(s) else None for s in sides]
         rows.append([title, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
-    return f"{table(['tokens per second', *sides], rows)}\n{machine_of(load(JOBS))}.\n"
+    return f"{table(['tokens per second', *sides], rows)}\n{source_of_jobs('job')}"
 
 
 JOB_GOALS = [  # what, part, name, what is continued, rows, the slower side, the faster one, how many times as fast
@@ -489,7 +499,7 @@ def job_goals_table(*names):
                 spread = f"{middle:.2f} ({min(found):.2f} to {max(found):.2f})"
                 rows.append([title, f"≥ {goal:g}", spread, "met" if middle >= goal else "**not met**"])
         header = ["times as many tokens per second", "goal", "measured (lowest to highest round)", ""]
-        return f"{table(header, rows)}\n{machine_of(load(JOBS))}.\n"
+        return f"{table(header, rows)}\n{source_of_jobs(*names)}"
 
     return make
 
@@ -513,7 +523,7 @@ def lookup_table(table):
                 a_step = case["tokens"]["v8"] / case["steps"]["v8"] / case["tokens"]["v7"] * case["steps"]["v7"]
                 rows.append([title, n_rows, f"{a_step:.2f}", f"{statistics.median(found):.2f}"])
     header = ["what is continued", "rows", "v7's steps / v8's", "v7's time / v8's"]
-    return f"{table(header, rows)}\n{machine_of(load(JOBS))}.\n"
+    return f"{table(header, rows)}\n{source_of_jobs('lookup')}"
 
 
 TABLES = {

@@ -142,11 +142,11 @@ def test_a_process_that_was_forked_has_threads_of_its_own(split_all):
 
 
 AT_WORK = """
-import sys, time
+import signal, sys
 import numpy as np
 import gpt2_v6_threads as v6
-import utils
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
 v6.SMALL = 1
 v6.use_threads(3)
 v6.parallel(lambda part: None, 3, 1)
