@@ -139,7 +139,7 @@ class StopAt:
     """
 
     def __init__(self, encoder, stop):
-        stop = check_stop(stop, name)
+        stop = check_stop(stop)
         self.rows = defaultdict(lambda: Continuation(encoder, stop))
 
     def __call__(self, row, token_id, logprob=None):
