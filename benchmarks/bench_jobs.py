@@ -53,8 +53,8 @@ def job_of(name, hparams):
     if name == "tales":
         return {"prompts": [ids for ids, _ in texts], "limits": [100] * len(texts), "stop": NEW_LINE}
     # Random weights end nowhere, so each text gets the lengths of a paragraph. To save time, a quarter of these lengths
-    # and half of the texts.
-    texts = texts[: N_PROMPTS // 2]
+    # and of the texts.
+    texts = texts[: N_PROMPTS // 4]
     lengths = [max(len(ids) // 4, 2) for ids, _ in texts]
     return {"prompts": bench.prompts_of(lengths, hparams), "limits": [max(n // 4, 1) for _, n in texts], "stop": None}
 

@@ -238,23 +238,6 @@ def test_parquet_says_what_the_lines_of_json_say(run, batches, tmp_path, flags):
     assert_one_line(run(lines, "out", "--ray", *flags), ".parquet", "give another --out")
 
 
-def test_beams_are_found_as_on_one_machine(same, run, batches, tmp_path):
-    """Also in Parquet, where a beam that there was not has no score."""
-    from gpt2_io import folders
-
-    lines = [{"prompt": f"The {i % 4}", "id": i} for i in range(9)]
-    flags = ("--n_beams", "3", "--n_best", "2", "-n", "3")
-    same(lines, *flags)
-    assert run(lines, "parquet", "--ray", "--parquet", *flags).returncode == 0
-    batches.clear()
-    assert run(lines, "parquet", "--ray", "--parquet", *flags).returncode == 0 and batches == []
-    fields = (*jobs.Completing.fields, "score")
-    columns = folders.columns_of([{"columns": {"id": "whole"}}], 2, fields)
-    line = {"id": 1, "sample": 1}, {"ids": [], "text": "", "finish_reason": "length", "score": None}, "0" * 32
-    (tmp_path / "x.parquet").write_bytes(folders.pack([line], columns))
-    assert folders.unpack(str(tmp_path), str(tmp_path / "x.parquet"), fields) == [line]
-
-
 def repr_of(line):
     return json.dumps(line, sort_keys=True)
 

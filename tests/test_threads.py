@@ -156,6 +156,7 @@ while "forever" in sys.argv:
 """
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_the_process():
     child = subprocess.run([sys.executable, "-c", AT_WORK], cwd=ROOT, capture_output=True, timeout=60)
     assert (child.returncode, child.stdout.split(), child.stderr) == (0, [b"ready"], b"")
