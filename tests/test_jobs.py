@@ -250,13 +250,14 @@ def test_rows_fail_alone(done):
     bad = [
         {"prompt": " a" * 80, "id": 1}, {"id": 2}, {"prompt": None}, {"prompt": 5}, {"prompt": []}, {"prompt": [2048]},
         {"prompt": [-1]}, {"prompt": [True]}, {"prompt": ["a"]}, {"prompt": {"a": 1}}, {"prompt": "a" + " " * 600_000},
+        {"prompt": "a", "logit_bias": {"2048": 1}}, {"prompt": "a", "bad_words": [[2048]]},
     ]  # fmt: skip
     good = [{"prompt": prompt} for prompt in [*PROMPTS, ""]]
     lines = [line for pair in itertools.zip_longest(bad, good) for line in pair if line]
     found = done(lines, *GREEDY, status=1)
     assert len(found) == len(lines)
     for line, result in zip(lines, found):
-        assert {key: result.get(key) for key in line} == line
+        assert all(result.get(key) == line[key] for key in ("prompt", "id") if key in line)
         assert ("error" in result) == (line in bad) and ("ids" in result) == (line in good)
     errors = [result["error"] for result in found if "error" in result]
     assert "80 tokens" in errors[0] and "n_ctx is 64" in errors[0] and 'no "prompt"' in errors[1]
@@ -321,16 +322,24 @@ def test_what_a_line_rules_out_does_not_come(done):
 
 @pytest.mark.parametrize("rows", [1, 6, 64])
 def test_beams_of_a_file_are_those_of_the_command_line(done, edge, rows):
-    lines = [{"prompt": p} for p in (*PROMPTS, PROMPTS[0])] + [{"prompt": "A", "max_tokens": 2, "bad_words": " the"}]
+    lines = [{"prompt": prompt} for prompt in (*PROMPTS, PROMPTS[0])]
+    lines.append({"prompt": "A", "max_tokens": 2, "logit_bias": {"13": 50}})
     flags = ("--n_beams=3", "--n_best=2", "--length_penalty=0.5", "--early_stopping=never", "-n", "4")
     found = done(lines, *flags, "--rows", rows)
     assert [result["sample"] for result in found] == [0, 1] * len(lines)
     for line, best in zip(lines, zip(found[::2], found[1::2])):
-        own = [f"-n={line['max_tokens']}", f"--bad_words={line['bad_words']}"] if "max_tokens" in line else []
+        own = [f"-n={line['max_tokens']}", '--logit_bias={"13": 50}'] if "max_tokens" in line else []
         expected = edge(newest.main, line["prompt"], "--json", *flags, *own).stdout.splitlines()
         for result, other in zip(best, map(json.loads, expected)):
             assert {key: result[key] for key in other if key != "index"} == {k: other[k] for k in other if k != "index"}
     assert found[0]["score"] >= found[1]["score"] and found[0]["ids"] != found[1]["ids"]
+    assert found[-2]["ids"] == [13, 13]
+
+
+def test_rules_of_a_job_are_checked_before_it_begins(run, tmp_path):
+    for flag in ('--logit_bias={"2048": 1}', "--min_new_tokens=-1", "--n_beams=2000"):
+        assert_one_line(run(PROMPTS, flag), flag[2:].partition("=")[0])
+        assert not [*tmp_path.glob("out*")]
 
 
 def test_where_fewer_beams_end_than_are_asked_for(done):
