@@ -7,7 +7,6 @@ The same command goes on where it was broken off. docs/jobs.md has the rest.
 """
 import contextlib
 import functools
-import json
 import os
 import shutil
 import sys
@@ -21,11 +20,11 @@ import gpt2_v9_beam as gpt2
 import utils
 from gpt2_io.continuations import Continuation, read_stop
 from gpt2_io.errors import UserError
-from gpt2_io.prompts import Index, Line, PromptFile, digest, open_prompts
+from gpt2_io.prompts import WRITE, Index, Line, PromptFile, digest, open_prompts
 from gpt2_io.results import Progress, fingerprint, open_results
 from gpt2_io.rules import NOTHING, check_rules, read_beams, read_bias, words_of
 from gpt2_io.scoring import Scoring
-from gpt2_io.settings import NEUTRAL, check_ids, check_settings
+from gpt2_io.settings import NEUTRAL, check_ids, check_settings, keep_end
 
 # ---------------------------------------------------------------- what depends on the version
 
@@ -180,15 +179,13 @@ class Completing:
         ids = self.model.encode(line.parts["prompt"]) or [self.model.encoder.eot_token]
         n = line.settings.get("n_tokens_to_generate", self.settings["n_tokens_to_generate"])
         n_ctx = self.model.hparams["n_ctx"]
-        room = n_ctx if n == "full" else n_ctx - max(n - 1, 0)  # the last new token is not fed in
-        if len(ids) > room and (self.truncate is None or room < 1):
+        kept = keep_end(ids, 1 if n == "full" else n, n_ctx)
+        if len(kept) < len(ids) and (self.truncate is None or not kept):
             asked = "" if n == "full" else f" and {n} are to be generated"
             message = f"the prompt has {len(ids)} tokens{asked}, but the model's limit n_ctx is {n_ctx}"
             raise UserError(f"{message}: shorten it, generate fewer, or --truncate left")
         self.rules_of(line.settings)
-        n_left_out = max(len(ids) - room, 0)
-        ids = ids[n_left_out:]
-        return ids, max(n_ctx - len(ids), 1) if n == "full" else n, n_left_out
+        return kept, max(n_ctx - len(kept), 1) if n == "full" else n, len(ids) - len(kept)
 
     def rules_of(self, settings):
         """Settings -> (those that are no rules, rules with ids). Raises UserError for rules that make no sense."""
@@ -208,7 +205,8 @@ class Completing:
         draws = 0 if settings["temperature"] == 0 else 1 if "seed" in line.settings else 2
         draws = 1 if "n_beams" in settings else draws  # the second best is another text, too
         rest = [settings.pop(name, None) for name in ("stop", "seed", "n_tokens_to_generate")]
-        return json.dumps(settings), digest(settings, rest), draws
+        group = WRITE(settings)
+        return group, digest(group.encode() + b"\0", rest), draws
 
     def work_of(self, line):
         """For Index."""

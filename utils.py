@@ -19,7 +19,7 @@ import numpy as np
 from gpt2_io.blas import blas_in_use
 from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite
 from gpt2_io.command_line import run
-from gpt2_io.continuations import Continuations, choose_seed, read_stop
+from gpt2_io.continuations import Continuations, StopAt, choose_seed, read_stop
 from gpt2_io.cores import count_threads
 from gpt2_io.errors import UserError, in_units, listed
 from gpt2_io.hub import find_model
@@ -40,6 +40,7 @@ from gpt2_io.settings import (
     check_prompts,
     check_settings,
     check_weights,
+    keep_end,
 )
 from gpt2_io.streams import print_texts
 from gpt2_io.tokenizer import in_quotes, load_encoder, merges_of

@@ -302,6 +302,19 @@ def peers_table(path):
     return make
 
 
+def cores_text(table):
+    """What more cores would give to a step of 64 rows, reckoned from the limits that the benchmark measured."""
+    results = benchmark()
+    threads, limits, n = results["machine"]["threads"], results["limits"], results["n_weights"]
+    core, read = limits["peak"] / threads / 1e9, limits["bandwidth"] / 1e9
+    work, size = 2 * n * 64 / 1e9, 4 * n / 1e9  # GFLOP, GB
+    return (
+        f"One core makes about {core:.0f} GFLOP/s here, and {threads} read about {read:.0f} GB/s. A step of 64 rows is "
+        f"{work:.0f} GFLOP and reads {size:.1f} GB of weights. So 16 such cores need {1e3 * work / core / 16:.0f} "
+        f"ms for the arithmetic, and a memory of 100 GB/s {1e3 * size / 100:.0f} ms for the weights.\n"
+    )
+
+
 def per_second(case, *names):
     data = load(SPEED)
     rows = len(RAGGED) if case != "one" else 1
@@ -518,6 +531,7 @@ TABLES = {
     "peer": peer_text,
     "peers": peers_table(RESULTS),
     "other-peers": peers_table(OTHER_RESULTS),
+    "cores": cores_text,
     "v1": speed_table("eight", "v0", "v1"),
     "v2": speed_table("ragged", "v0", "v2"),
     "v3": steps_text,

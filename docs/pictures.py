@@ -74,7 +74,7 @@ def draw_v0_flow(data, plt, c):
     arrow(axes, c, (6, stream), (8.5, stream))
     arrow(axes, c, (20.5, stream), (79, stream))
     arrow(axes, c, (85, stream), (87, stream))
-    box(0, stream, 6, "ids", c.ground)
+    box(0.5, stream, 5.5, "ids", c.ground)
     box(8.5, stream, 12, "wte[ids]\n+ wpe[:T]", c.pale_green)
     for x, norm, name, what, face in ((26, "ln_1", "mha", "from other tokens", c.pale_blue),
                                       (51, "ln_2", "ffn", "each by itself", c.pale_orange)):
@@ -88,6 +88,8 @@ def draw_v0_flow(data, plt, c):
         axes.text(x + 8, above - 7.5, what, ha="center", va="center", fontsize=11, color=c.dim)
         axes.text(x + 20.5, stream, "+", ha="center", va="center", fontsize=15, color=c.ink, zorder=4, weight="bold",
                   bbox={"boxstyle": "circle,pad=0.12", "facecolor": c.ground, "edgecolor": c.line})
+    for x in (36, 61.5):
+        axes.text(x, stream + 2.2, "x, residual", ha="center", va="center", fontsize=10.5, color=c.dim)
     box(79, stream, 6, "ln_f", c.ground)
     box(87, stream, 12, "@ wte.T", c.pale_green)
     T, n_embd, shape = data["T"], data["n_embd"], data["logits"]

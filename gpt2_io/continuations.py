@@ -3,6 +3,8 @@ import json
 import re
 import secrets
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 
 from gpt2_io.errors import UserError
 from gpt2_io.streams import TextStream, print_texts, show_everything
@@ -20,10 +22,16 @@ def choose_seed(seed, temperature):
 
 def read_stop(stop, name="stop"):
     r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ is \."""
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = check_stop(stop, name)
+    return tuple(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text, flags=re.S) for text in stop)
+
+
+def check_stop(stop, name="stop"):
+    """Stop strings, one or several -> a tuple. Raises UserError for what is no text, or an empty one."""
+    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
     if not all(isinstance(text, str) and text for text in stop):
         raise UserError(f"--{name} needs a text that is not empty")
-    return tuple(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text, flags=re.S) for text in stop)
+    return stop
 
 
 class Continuations:
@@ -98,15 +106,19 @@ class Continuation:
         self.ends.append(len(self.stream.text) + len(self.stream.held))
         return self.stream.stopped
 
+    def whole(self):
+        """No more tokens -> the text, and how many ids belong to it: up to the one in which it ends."""
+        self.stream.end()
+        text, n = self.stream.text, len(self.ids)
+        return text, next(n for n, end in enumerate(self.ends) if end >= len(text)) if self.stream.stopped else n
+
     def result(self, limit, with_logprobs):
         """-> dict. ids and logprobs end with the token in which the text ends; cut is what came after that.
 
         limit: how many tokens it could have had.
         """
-        self.stream.end()
-        text, stopped, n = self.stream.text, self.stream.stopped, len(self.ids)
+        (text, n), stopped = self.whole(), self.stream.stopped
         reason = "stop" if stopped or n < limit else "length"
-        n = next(n for n, end in enumerate(self.ends) if end >= len(text)) if stopped else n
         result = {"ids": self.ids[:n], "text": text, "finish_reason": reason}
         if with_logprobs:
             result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n], 0.0)}
@@ -114,3 +126,29 @@ class Continuation:
             result |= {"cut_ids": self.ids[n:], "cut_text": self.stream.held}
             result |= {"cut_logprobs": self.logprobs[n:]} if with_logprobs else {}
         return result
+
+
+class StopAt:
+    r"""Ends the texts that `generate` makes at stop strings, for callers in Python; one for each call of `generate`.
+
+        ends = utils.StopAt(encoder, ["\n", "The end"])
+        gpt2.generate(..., on_token=ends)
+        ends.text(0)  # of row 0 of the result, without the stop string
+
+    The result of `generate` has the tokens of the stop string, too. They are looked for in the new text alone.
+    """
+
+    def __init__(self, encoder, stop):
+        stop = check_stop(stop)
+        self.rows = defaultdict(lambda: Continuation(encoder, stop))
+
+    def __call__(self, row, token_id, logprob=None):
+        return self.rows[row].add(token_id, logprob)
+
+    def text(self, row):
+        """What a row says before its stop string."""
+        return self.rows[row].whole()[0]
+
+    def ids(self, row):
+        """The ids of this text; the last of them may hold the beginning of the stop string."""
+        return self.rows[row].ids[: self.rows[row].whole()[1]]

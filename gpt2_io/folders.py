@@ -287,8 +287,7 @@ def unpack(place, path, fields):
         except pa.ArrowInvalid:
             return [None]
     as_json = json.loads((table.schema.metadata or {}).get(b"json", b"[]"))
-    # What is null is not there, but for the score of a beam that there was not.
-    rows = [{k: x for k, x in row.items() if x is not None or k == "score" and row["key"]} for row in table.to_pylist()]
+    rows = [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
     rows = [{name: json.loads(row[name]) if name in as_json else row[name] for name in row} for row in rows]
     return [split_result(row, fields) for row in rows]
 

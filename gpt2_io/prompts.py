@@ -56,11 +56,8 @@ WRITE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True).en
 
 def digest(*parts):
     """16 bytes that stand for values of JSON, or for bytes; of those only the last may be of any length."""
-    sha = hashlib.sha256()
-    for part in parts:
-        is_raw = isinstance(part, (bytes, bytearray))
-        sha.update(part if is_raw else WRITE(part).encode("utf-8", "surrogatepass") + b"\0")
-    return sha.digest()[:16]
+    raw = [p if isinstance(p, (bytes, bytearray)) else WRITE(p).encode("utf-8", "surrogatepass") + b"\0" for p in parts]
+    return hashlib.sha256(b"".join(raw)).digest()[:16]
 
 
 @contextlib.contextmanager
@@ -193,20 +190,20 @@ class PromptFile:
                 WRITE([record] * 3)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not valid: {error}") from None
-        own = self.known & record.keys()
+        own = [key for key in record if key in self.known]
         shown = {key: record[key] for key in record if key not in own or key in self.parts} if own else record
         if "custom_id" in record and isinstance(record.get("body"), dict):  # OpenAI's batches: the request is in there
             body = record["body"]
             rest = {key: body[key] for key in body if key not in self.known}
             shown = {**shown, "body": rest, **{key: body[key] for key in self.parts if key in body}}
             record = {**record, **body}
-            own = self.known & record.keys()
+            own = [key for key in record if key in self.known]
         elif record.get("model", self.model) != self.model:
             raise UserError(f"{where}: model {record['model']!r:.60}: a job runs one model, --model {self.model}")
         settings = settings_of(record, own, self.settings, where) if len(own) > 1 and self.settings else {}
-        clash = self.reserved & shown.keys()
-        if clash:
-            raise UserError(f"{where}: {listed(sorted(clash))}: so the results call something: use another name")
+        if not self.reserved.isdisjoint(shown):
+            clash = listed(sorted(self.reserved & shown.keys()))
+            raise UserError(f"{where}: {clash}: so the results call something: use another name")
         parts = {key: record[key] for key in self.parts if record.get(key) is not None}
         name = record.get("id", record.get("custom_id"))
         return Line(parts, settings, shown, content if name is None else digest(name, b"id"), content)

@@ -35,6 +35,53 @@ def windows_of(ids, first, n_ctx, stride):
     return windows
 
 
+def score_texts(model, texts, n_rows=16, stride=None, n_top=0, count=lambda n: None):
+    """Texts (ids, first) -> for each a list of (log-probability, whether it is the model's best, n_top best) of each
+    of ids[first:].
+
+    model: as in score_windows. first: 1 or more; the ids before it are context. A context that several texts have is
+    computed once, and texts of like length run together, n_rows at a time, whatever order they come in. Of a text that
+    is too long, the beginning of its context is left out, or it is read in windows, see windows_of.
+    """
+    n_ctx = model.hparams["n_ctx"]
+    prefixes = [tuple(ids[: first - 1]) if len(ids) <= n_ctx + 1 else () for ids, first in texts]
+    numbers = {prefix: n for n, prefix in enumerate(dict.fromkeys(prefixes))}
+    groups, n_with = [numbers[prefix] for prefix in prefixes], Counter(prefixes)
+    found = [[] for _ in texts]
+    for batch in in_batches([len(ids) for ids, _ in texts], [len(prefix) for prefix in prefixes], groups, n_rows):
+        windows, owners = [], []
+        for n in batch:
+            (ids, first), prefix = texts[n], prefixes[n]
+            if prefix and n_with[prefix] > 1:
+                new = [Window(prefix, ids[first - 1 : -1], ids[first:])]
+            else:
+                new = windows_of(ids, first, n_ctx, stride or n_ctx)
+            windows += new
+            owners += [n] * len(new)
+        for n, scores in zip(owners, score_windows(model, windows, n_rows, n_top, count)):
+            found[n] += scores
+    return found
+
+
+def in_batches(sizes, contexts, groups, n_rows):
+    """Texts, by length, length of their context and its number -> lists of their places, the shortest first.
+
+    Those that share a context come in one batch, however many they are; else n_rows texts of like length do.
+    """
+    sizes, contexts, groups = (np.array(numbers, dtype=int) for numbers in (sizes, contexts, groups))
+    is_shared = (contexts > 0) & (np.bincount(groups)[groups] > 1)
+    groups, contexts = np.where(is_shared, groups, -1), contexts * is_shared
+    batch, last = [], None
+    for n in np.lexsort((-sizes, groups, contexts)).tolist():
+        if len(batch) >= n_rows and (groups[n] < 0 or groups[n] != last):
+            yield batch
+            batch = []
+        batch.append(n)
+        last = groups[n]
+    if batch:
+        yield batch
+
+
 def score_windows(model, windows, n_rows, n_top=0, count=lambda n: None):
     """Windows -> for each its targets' (log-probability, whether it is the model's best, n_top best) in lists.
 
@@ -184,39 +231,15 @@ class Scoring:
         pass
 
     def batches(self, index, todo, rows):
-        """Prompts that several lines have come in one batch with all of these; else texts of like length do."""
-        groups = index.groups[todo]
-        contexts = np.array([length for length, _ in index.names])[groups]
-        is_shared = (contexts > 0) & (np.bincount(groups)[groups] > 1)
-        groups, contexts = np.where(is_shared, groups, -1), contexts * is_shared
-        batch, last = [], None
-        for n in np.lexsort((-index.sizes[todo], groups, contexts)):
-            if len(batch) >= rows and (groups[n] < 0 or groups[n] != last):
-                yield batch
-                batch = []
-            batch.append(int(todo[n]))
-            last = groups[n]
-        if batch:
-            yield batch
+        contexts = np.array([length for length, _ in index.names])[index.groups[todo]]
+        for batch in in_batches(index.sizes[todo], contexts, index.groups[todo], rows):
+            yield todo[batch].tolist()
 
     def run(self, lines, seeds, rows, progress, write):
         """Make the results of lines; write([(number of the line, 0, result), ...]) gets them."""
-        plans = [self.plan(line) for line in lines]
-        prefixes = [tuple(ids[: first - 1]) if len(ids) <= self.n_ctx + 1 else () for ids, first in plans]
-        n_with = Counter(prefixes)
-        windows, texts = [], []
-        for n, ((ids, first), prefix) in enumerate(zip(plans, prefixes)):
-            if prefix and n_with[prefix] > 1:
-                new = [Window(prefix, ids[first - 1 : -1], ids[first:])]
-            else:
-                new = windows_of(ids, first, self.n_ctx, self.stride)
-            windows += new
-            texts += [n] * len(new)
-        found = score_windows(self.model, windows, rows, self.n_top, progress.count)
-        scores = [[] for _ in lines]
-        for n, window in zip(texts, found):
-            scores[n] += window
-        write([(n, 0, self.result(ids[first:], score)) for n, ((ids, first), score) in enumerate(zip(plans, scores))])
+        texts = [self.plan(line) for line in lines]
+        scores = score_texts(self.model, texts, rows, self.stride, self.n_top, progress.count)
+        write([(n, 0, self.result(ids[first:], score)) for n, ((ids, first), score) in enumerate(zip(texts, scores))])
 
     def result(self, ids, score):
         logprobs, is_best, tops = map(list, zip(*score))

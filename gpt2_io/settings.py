@@ -158,6 +158,13 @@ def check_limits(lengths, n_tokens_to_generate, n_ctx):
     return [int(limit) for limit in limits]
 
 
+def keep_end(ids, n_tokens_to_generate, n_ctx):
+    """Cut a prompt from the left -> its last ids, as many as leave room for what is to follow; none where there is no
+    room."""
+    room = n_ctx - max(n_tokens_to_generate - 1, 0)  # the last new token is not fed in
+    return ids[max(len(ids) - room, 0) :] if room > 0 else []
+
+
 def check_kv_cache(kv_cache, real, wte, wpe, blocks, n_head):
     """Raise UserError unless a cache of v3 is of this model and batch, and new tokens fit into it and into n_ctx.
 

@@ -180,7 +180,7 @@ def test_v1_names_the_file_for_different_lengths(run):
 # ---- real processes
 
 
-@first_and_newest
+@pytest.mark.parametrize("version", ENDS[1:], ids=str)
 def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     """The command as a user types it, all versions with the same text, where two things are traps.
 

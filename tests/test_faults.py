@@ -241,7 +241,11 @@ utils.run(main)
     [
         ("    try: wait()\n    finally: wait()", 2),  # a second Ctrl-C while the first one is at work
         ("    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)", 1),
-        ("    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()", 1),
+        pytest.param(
+            "    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()",
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["twice", "where Python drops it", "with something half made"],
 )

@@ -31,7 +31,7 @@ def ranks():
     """Every module of the project, by the name under which it is imported -> its place in the order."""
     places = [[name] for name in FILES] + [[version.file for version in versions.VERSIONS], ["jobs"]]
     places += [[path.stem for path in (ROOT / folder).glob("*.py")] for folder in FOLDERS]
-    return {name: rank for rank, names in enumerate(places) for name in names}
+    return {name: rank for rank, names in [*enumerate(places)][::-1] for name in names}  # the first of a name
 
 
 RANKS = ranks()

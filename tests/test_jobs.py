@@ -607,7 +607,8 @@ CHANGES = [
     ("logit_bias", '{"1": 2}'),
 ]  # fmt: skip
 BEAM_CHANGES = [("n_beams", "3"), ("length_penalty", "0"), ("early_stopping", "never"), ("bad_words", "x")]
-NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate"}
+NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate", "parquet"}
+NOT_IN_KEYS |= {"ray", "ray_address", "actors"}
 
 
 def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch):

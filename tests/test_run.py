@@ -228,7 +228,7 @@ def test_commands_of_a_dict(edge):
     assert_one_line(edge(utils.COMMANDS, "inspect", "tales", "models", "nanogpt", "more"), "too many")
 
 
-@pytest.mark.parametrize("n", [1, 100_000])
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 100_000])
 def test_a_closed_pipe_is_quiet(script, n):
     path = script(f"utils.print_texts(['a', 'b'], [[1], [2]], ['x' * {n}] * 2)")
     read, write = os.pipe()

@@ -142,11 +142,11 @@ def test_a_process_that_was_forked_has_threads_of_its_own(split_all):
 
 
 AT_WORK = """
-import sys, time
+import signal, sys
 import numpy as np
 import gpt2_v6_threads as v6
-import utils
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
 v6.SMALL = 1
 v6.use_threads(3)
 v6.parallel(lambda part: None, 3, 1)
@@ -156,6 +156,7 @@ while "forever" in sys.argv:
 """
 
 
+@pytest.mark.slow
 def test_no_thread_outlives_the_process():
     child = subprocess.run([sys.executable, "-c", AT_WORK], cwd=ROOT, capture_output=True, timeout=60)
     assert (child.returncode, child.stdout.split(), child.stderr) == (0, [b"ready"], b"")
