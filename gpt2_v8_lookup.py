@@ -556,7 +556,6 @@ def generate(
         n_rows = min(n_rows, len(generators))
         kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_rows, max(T_max), n_bytes)
     utils.check_cache_rows(kv_cache, params["wte"], params["blocks"], n_head, T_max)
-    n_rows = min(n_rows, len(kv_cache["ids"]))
     choice = {"sampling": sampling, "repetition_penalty": repetition_penalty, "stop_ids": stop_ids}
     choice |= {"on_token": on_token, "logprobs": logprobs}
     prompts, n_new = ([x for x in xs for _ in range(n_samples)] for xs in (prompts, n_new))
@@ -567,7 +566,7 @@ def generate(
     running = {}  # row of the cache -> what is made in it
     with tqdm(total=sum(n_new), desc="generating", disable=None if progress else True, leave=False) as bar:
         while waiting or running:
-            while waiting and len(running) < n_rows:
+            while waiting and len(running) < min(n_rows, len(kv_cache["ids"])):
                 row = waiting.popleft()
                 job = {"row": row, "text": list(prompts[row]), "limit": len(prompts[row]) + n_new[row]}
                 job |= {"generator": generators[row], "has_begun": False, "has_ended": False}

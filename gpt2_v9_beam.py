@@ -462,34 +462,35 @@ def next_tokens(running, cached, chunk):
 
 
 def apply_rules(
-    scores, ids, n_prompt, stop_ids=(), no_repeat_ngram_size=0, min_new_tokens=0, bad_words=(), logit_bias=None,
+    logits, ids, n_prompt, stop_ids=(), no_repeat_ngram_size=0, min_new_tokens=0, bad_words=(), logit_bias=None,
 ):
-    """Shift or rule out what may come after ids, by logits or log-probabilities [n_vocab] -> the same.
+    """Shift, or rule out with -inf, what may come after ids: logits [n_vocab] -> the same.
 
     logit_bias: {id: what is added}. min_new_tokens: no stop id among so many after the n_prompt ids of the prompt.
     bad_words: lists of ids that never come. no_repeat_ngram_size n: no run of n ids comes twice, prompt included. As
     transformers has them (generation/logits_process.py).
     """
-    scores, n = np.copy(scores), no_repeat_ngram_size
+    logits, n = np.copy(logits), no_repeat_ngram_size
     for token_id, bias in (logit_bias or {}).items():
-        scores[token_id] += bias
+        logits[token_id] += bias
     banned = [word[-1] for word in bad_words if ids[len(ids) - len(word) + 1 :] == word[:-1]]
     if len(ids) - n_prompt < min_new_tokens:
         banned += stop_ids
     if n > 0:
         banned += [ids[i + n - 1] for i in range(len(ids) - n + 1) if ids[i : i + n - 1] == ids[len(ids) - n + 1 :]]
-    scores[banned] = -np.inf
-    return scores
+    logits[banned] = -np.inf
+    return logits
 
 
 def choose(jobs, logits, sampling, repetition_penalty, stop_ids, on_token, logprobs, rules):
     """Choose the next token of each job's text by logits [n_jobs, n_vocab], and whether the text ends with it."""
     scores = logits
-    if repetition_penalty != 1:
-        scores = penalize_repetition(logits, [job["text"] for job in jobs], repetition_penalty)
     if rules:
         texts = [(job["text"], job["n_prompt"]) for job in jobs]
-        scores = np.array([apply_rules(row, *text, stop_ids, **rules) for row, text in zip(scores, texts)])
+        scores = np.array([apply_rules(row, *text, stop_ids, **rules) for row, text in zip(logits, texts)])
+        utils.check_left(np.max(scores, axis=-1) != -np.inf)
+    if repetition_penalty != 1:
+        scores = penalize_repetition(scores, [job["text"] for job in jobs], repetition_penalty)
     ids = sample(scores, [job["generator"] for job in jobs], **sampling)
     chosen = log_softmax(logits)[np.arange(len(ids)), ids].tolist() if logprobs else [None] * len(ids)
     for job, token_id, logprob in zip(jobs, ids.tolist(), chosen):
@@ -580,7 +581,6 @@ def generate(
         n_rows = min(n_rows, len(generators))
         kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_rows, max(T_max), n_bytes)
     utils.check_cache_rows(kv_cache, params["wte"], params["blocks"], n_head, T_max)
-    n_rows = min(n_rows, len(kv_cache["ids"]))
     choice = {"sampling": sampling, "repetition_penalty": repetition_penalty, "stop_ids": stop_ids}
     choice |= {"on_token": on_token, "logprobs": logprobs, "rules": utils.check_rules(rules, len(params["wte"]))}
     prompts, n_new = ([x for x in xs for _ in range(n_samples)] for xs in (prompts, n_new))
@@ -591,7 +591,7 @@ def generate(
     running = {}  # row of the cache -> what is made in it
     with tqdm(total=sum(n_new), desc="generating", disable=None if progress else True, leave=False) as bar:
         while waiting or running:
-            while waiting and len(running) < n_rows:
+            while waiting and len(running) < min(n_rows, len(kv_cache["ids"])):
                 row = waiting.popleft()
                 job = {"row": row, "text": list(prompts[row]), "limit": len(prompts[row]) + n_new[row]}
                 job["n_prompt"] = len(prompts[row])
@@ -627,7 +627,7 @@ def generate(
 
 def beam_search(
     prompts, params, n_head, n_tokens_to_generate, n_beams=4, length_penalty=1.0, early_stopping=False, n_best=1,
-    stop_ids=(), n_rows=64, progress=True, **rules,
+    stop_ids=(), n_rows=64, on_end=None, progress=True, **rules,
 ):
     """The best continuations that a search by beams finds: lists of ids -> for each prompt n_best (new ids, score).
 
@@ -637,79 +637,103 @@ def beam_search(
     The search for a prompt ends when so many have ended and early_stopping is True, or the best beam could be no better
     than the worst of them: if it ended now (False), or at any length allowed ("never", with a length_penalty above 0).
     This is what transformers' generate does with num_beams (generation/utils.py, _beam_search). Sums are float64, added
-    in order; ties go by lower beam, then lower id. The ids returned end before a stop id. rules: see apply_rules, on
-    log-probabilities. n_rows: about how many beams run at once.
+    in order; ties go by lower beam, then lower id. One beam is greedy decoding: it ends with the first stop id.
+
+    The ids returned end before a stop id. They are fewer than n_best where no more can be made. on_end(number of the
+    prompt, what is returned for it) is called as soon as its search has ended. n_rows: about how many beams run at
+    once. n_tokens_to_generate, progress, rules: see generate.
     """
-    whole = {"n_beams": n_beams, "n_best": n_best, "n_rows": n_rows, "n_tokens_to_generate": n_tokens_to_generate}
-    utils.check_settings(**whole, length_penalty=length_penalty, progress=progress)
-    if n_best > n_beams or early_stopping not in (True, False, "never"):
-        raise utils.UserError(f'n_best {n_best} may be up to n_beams {n_beams}; early_stopping True, False or "never"')
+    utils.check_settings(n_rows=n_rows, length_penalty=length_penalty, on_end=on_end, progress=progress)
+    utils.check_beams(n_beams, n_best, early_stopping)
     n_vocab = len(params["wte"])
     prompts = utils.check_prompts(prompts, n_vocab)
-    utils.check_limits([len(ids) for ids in prompts], n_tokens_to_generate, n_ctx=len(params["wpe"]))
+    n_new = utils.check_limits([len(ids) for ids in prompts], n_tokens_to_generate, n_ctx=len(params["wpe"]))
     stop_ids = utils.check_ids(stop_ids if np.iterable(stop_ids) else [stop_ids], "stop_ids", n_vocab)
-    rules = utils.check_rules(rules, n_vocab)
-    n_groups = min(max(n_rows // n_beams, 1), len(prompts))
-    T_max = max(map(len, prompts)) + max(n_tokens_to_generate - 1, 0)
-    kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_groups * n_beams, T_max)
-    limits = {"n_tokens_to_generate": n_tokens_to_generate, "n_beams": n_beams, "length_penalty": length_penalty}
-    limits |= {"early_stopping": early_stopping, "stop_ids": stop_ids}
-    waiting, free = deque(enumerate(prompts)), [range(i * n_beams, (i + 1) * n_beams) for i in range(n_groups)]
-    running, found = [], [[([], 0.0)] if n_tokens_to_generate == 0 else [] for _ in prompts]
-    while n_tokens_to_generate and (waiting or running):
-        while waiting and free:
-            i, ids = waiting.popleft()
-            search = {"number": i, "n_prompt": len(ids), "rows": free.pop(), "ended": found[i]}
-            for row in search["rows"]:
-                kv_cache["ids"][row].clear()
-            running.append(search | {"beams": [(0.0, list(ids), search["rows"][0])]})  # each (sum, text, row)
-        beams = [beam for search in running for beam in search["beams"]]
-        left = [(row, ids, len(kv_cache["ids"][row])) for _, ids, row in beams]  # what each has not fed in yet
-        tokens = [(ids[t], row, t) for row, ids, n_held in left for t in range(n_held, len(ids))]
-        input_ids, rows, position_ids = np.array(tokens).T  # [N, 3] -> 3 of [N]
-        wanted = np.cumsum([len(ids) - n_held for _, ids, n_held in left]) - 1
-        logits = gpt2(input_ids, rows, position_ids, **params, n_head=n_head, kv_cache=kv_cache, wanted=wanted)
-        log_probs = iter(log_softmax(logits))  # [n_beams in all, n_vocab]
-        for search in list(running):
-            if grow(search, [next(log_probs) for _ in search["beams"]], rules=rules, **limits):
-                branch(kv_cache, search)
-            else:
+    settings = {"n_beams": n_beams, "length_penalty": length_penalty, "stop_ids": stop_ids}
+    settings |= {"early_stopping": n_beams == 1 or early_stopping, "rules": utils.check_rules(rules, n_vocab)}
+    n_searches = min(max(n_rows // n_beams, 1), len(prompts))
+    T_max = max(len(ids) + max(n - 1, 0) for ids, n in zip(prompts, n_new))  # the last new token is not fed in
+    kv_cache = init_kv_cache(params["wte"], params["blocks"], n_head, n_searches * n_beams, T_max)
+    free = [range(first, first + n_beams) for first in range(0, n_searches * n_beams, n_beams)]
+    found, waiting, running = [[([], 0.0)] for _ in prompts], deque(np.flatnonzero(n_new).tolist()), []
+    if on_end is not None:
+        for i in np.flatnonzero(np.array(n_new) == 0).tolist():
+            on_end(i, found[i])
+    with tqdm(total=sum(n_new), desc="searching", disable=None if progress else True, leave=False) as bar:
+        while waiting or running:
+            while waiting and free:
+                i, own = waiting.popleft(), free.pop()
+                for row in own:
+                    kv_cache["ids"][row].clear()
+                search = {"i": i, "rows": own, "beams": [(0.0, list(prompts[i]), own[0])]}  # each (sum, text, row)
+                n_prompt = len(prompts[i])
+                search |= {"ended": [], "n_prompt": n_prompt, "length": n_prompt, "limit": n_prompt + n_new[i]}
+                running.append(search)
+            texts = {row: {"text": ids, "has_begun": True} for search in running for _, ids, row in search["beams"]}
+            fed = next_tokens(texts, kv_cache["ids"], 256)
+            tokens = [(i, row, len(kv_cache["ids"][row]) + n) for row in fed for n, i in enumerate(fed[row])]
+            input_ids, rows, position_ids = np.array(tokens).T  # [N, 3] -> 3 of [N]
+            wanted = [n for n, (_, row, position) in enumerate(tokens) if position + 1 == len(texts[row]["text"])]
+            logits = gpt2(input_ids, rows, position_ids, **params, n_head=n_head, kv_cache=kv_cache, wanted=wanted)
+            if wanted:
+                utils.check_logits(logits)
+            logits = dict(zip(rows[wanted].tolist(), logits))  # by row; none where a part of its prompt is to come
+            for search in [search for search in running if search["beams"][0][2] in logits]:
+                bar.update(1)
+                if grow(search, [logits[row] for _, _, row in search["beams"]], **settings):
+                    branch(kv_cache, search)
+                    continue
                 running.remove(search)
                 free.append(search["rows"])
-    return [ended[:n_best] for ended in found]
+                bar.total -= search["limit"] - search["length"]
+                found[search["i"]] = search["ended"][:n_best]
+                if on_end is not None:
+                    on_end(search["i"], found[search["i"]])
+    return found
 
 
-def grow(search, log_probs, rules, n_tokens_to_generate, n_beams, length_penalty, early_stopping, stop_ids):
-    """The next beams of a search and those that have ended, by log_probs [n_vocab] of each -> whether it goes on."""
+def grow(search, logits, rules, n_beams, length_penalty, early_stopping, stop_ids):
+    """The next beams of a search and those that have ended, by logits [n_vocab] of each -> whether it goes on."""
     n_prompt, ended, candidates = search["n_prompt"], search["ended"], []
+    search["length"] += 1
+    n_new = search["length"] - n_prompt
     # So many of each beam that n_beams are left to go on with, even if each beam could end with each stop id.
     n_kept = max(2, 1 + len(stop_ids)) * n_beams
-    for (total, ids, row), row_probs in zip(search["beams"], log_probs):
-        scores = apply_rules(row_probs, ids, n_prompt, stop_ids, **rules) if rules else row_probs
-        candidates += [(total + float(scores[i]), [*ids, i], row) for i in best_first(scores, n_kept)]
+    for (total, ids, row), row_logits in zip(search["beams"], logits):
+        shift = log_sum_exp(row_logits)
+        scores = apply_rules(row_logits, ids, n_prompt, stop_ids, **rules) if rules else row_logits
+        candidates += [(total + (float(scores[i]) - shift), [*ids, i], row) for i in best_first(scores, n_kept)]
     candidates.sort(key=lambda candidate: -candidate[0])  # equal ones stay in the order of beams and ids
-    search["beams"], is_full = [], len(ended) == n_beams
+    search["beams"] = []
     for rank, (total, ids, row) in enumerate(candidates[:n_kept]):
-        n_new = len(ids) - n_prompt
-        if ids[-1] not in stop_ids and n_new < n_tokens_to_generate:
+        is_stop = ids[-1] in stop_ids
+        if not is_stop and len(ids) < search["limit"]:
             search["beams"] += [(total, ids, row)] if len(search["beams"]) < n_beams else []
-        elif rank < n_beams and not (is_full and early_stopping is True):
-            new = ids[n_prompt : len(ids) - (ids[-1] in stop_ids)]
-            ended.append((new, total / math.pow(n_new, length_penalty)))
+        elif rank < n_beams:
+            ended.append((ids[n_prompt : len(ids) - is_stop], total / math.pow(n_new, length_penalty)))
     ended.sort(key=lambda found: -found[1])
     del ended[n_beams:]
     if not search["beams"] or len(ended) < n_beams:
         return bool(search["beams"])
-    best_length = n_tokens_to_generate if early_stopping == "never" and length_penalty > 0 else n_new
+    best_length = search["limit"] - n_prompt if early_stopping == "never" and length_penalty > 0 else n_new
     return early_stopping is not True and search["beams"][0][0] / math.pow(best_length, length_penalty) > ended[-1][1]
+
+
+def log_sum_exp(logits):
+    """What is taken from logits [n_vocab] to make them log-probabilities -> float."""
+    best = float(np.max(logits))
+    with np.errstate(under="ignore"):
+        return best + math.log(np.sum(np.exp(logits - best), dtype=np.float64))
 
 
 def best_first(scores, n):
     """The places of the n best scores above -inf, best first, ties by lower place: [N] -> list of n or fewer."""
-    places = np.flatnonzero(scores > -np.inf)
-    if len(places) > n:
-        places = places[scores[places] >= np.partition(scores[places], -n)[-n]]
-    return places[np.argsort(-scores[places], kind="stable")][:n].tolist()
+    # In n blocks of 64 the highest score is `lowest` or more, so the n best are no lower. To sort all takes longer.
+    highest = np.maximum.reduceat(scores, np.arange(0, len(scores), TILE))
+    lowest = np.partition(highest, -n)[-n] if n < len(highest) else -np.inf
+    places = np.flatnonzero(scores >= lowest)
+    places = places[np.argsort(-scores[places], kind="stable")][:n]
+    return places[scores[places] > -np.inf].tolist()
 
 
 def branch(kv_cache, search):
@@ -759,7 +783,7 @@ def main(
         n_beams: above 1, search for the best whole continuation with so many beams.
         n_best: how many of the best continuations of each prompt to print, up to n_beams.
         length_penalty: a beam's score is its sum of log-probabilities divided by its length to this power.
-        early_stopping: True, False or never; when a search by beams ends, see beam_search.
+        early_stopping: True, False or never: when a search by beams ends, see beam_search.
         no_repeat_ngram_size: above 0, no run of so many tokens comes twice.
         min_new_tokens: do not end before so many tokens.
         bad_words: a text that must not come; can be given several times.
@@ -767,21 +791,20 @@ def main(
     """
     settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "n_samples": n_samples}
     settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
+    others = {**settings, "stop": stop, "stream": stream, "logprobs": logprobs}
+    beams = utils.read_beams(n_beams, n_best, length_penalty, early_stopping, others)
     utils.check_settings(**settings, n_tokens_to_generate=n_tokens_to_generate)
     stop = utils.read_stop(stop)
-    if n_beams > 1 and (temperature or repetition_penalty != 1 or stop or stream or logprobs):
-        raise utils.UserError("beams go without temperature, repetition_penalty, stop, stream and logprobs")
     use_threads(threads)
     encoder, hparams, params = utils.load_model(model, models_dir)
     params = tile_params(params)
     prompt_ids = utils.encode_prompts(encoder, prompts)
     stop_ids = () if ignore_eos else encoder.stop_ids
     rules = utils.read_rules(encoder, no_repeat_ngram_size, min_new_tokens, bad_words, logit_bias)
-    if n_beams > 1:
-        search = {"n_beams": n_beams, "n_best": n_best, "length_penalty": length_penalty, "stop_ids": stop_ids}
-        search["early_stopping"] = {"True": True, "False": False}.get(early_stopping, early_stopping)
-        found = beam_search(prompt_ids, params, hparams["n_head"], n_tokens_to_generate, **search, **rules)
-        return utils.print_beams(encoder, prompts, found, json)
+    if beams:
+        beams |= {"stop_ids": stop_ids, **rules}
+        found = beam_search(prompt_ids, params, hparams["n_head"], n_tokens_to_generate, **beams)
+        return utils.print_beams(encoder, prompts, found, n_tokens_to_generate, n_best, json)
     settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": stop_ids, **rules}
     with utils.Continuations(encoder, prompts, n_tokens_to_generate, n_samples, stop, stream, json, logprobs) as texts:
         settings |= {"on_token": texts.on_token, "logprobs": logprobs, "progress": not stream}

@@ -16,12 +16,13 @@ from array import array
 import numpy as np
 
 import gpt2_v6_threads  # score looks at whole texts, one batch after the other
-import gpt2_v8_lookup as gpt2
+import gpt2_v9_beam as gpt2
 import utils
 from gpt2_io.continuations import Continuation, read_stop
 from gpt2_io.errors import UserError
 from gpt2_io.prompts import WRITE, Index, Line, PromptFile, digest, open_prompts
 from gpt2_io.results import Progress, fingerprint, open_results
+from gpt2_io.rules import NOTHING, check_rules, read_beams, read_bias, words_of
 from gpt2_io.scoring import Scoring
 from gpt2_io.settings import NEUTRAL, check_ids, check_settings, keep_end
 
@@ -42,6 +43,15 @@ def complete_batch(model, prompts, n_tokens_to_generate, rows, settings, seeds, 
     settings = {**settings, "seed": seeds, "on_token": on_token, "on_end": on_end, "progress": False, "n_rows": rows}
     settings["stop_ids"] = () if settings.pop("ignore_eos") else model.encoder.stop_ids
     gpt2.generate(prompts, model.params, model.hparams["n_head"], n_tokens_to_generate, **settings)
+
+
+def search_batch(model, prompts, n_tokens_to_generate, rows, settings, rules, on_end):
+    """Search the best continuations of lists of ids by beams; on_end(number, [(ids, score), ...]) gets a prompt's."""
+    search = {name: settings[name] for name in ("n_beams", "n_best", "length_penalty", "early_stopping")}
+    search |= {"stop_ids": () if settings["ignore_eos"] else model.encoder.stop_ids, "n_rows": rows, **rules}
+    gpt2.beam_search(
+        prompts, model.params, model.hparams["n_head"], n_tokens_to_generate, **search, on_end=on_end, progress=False
+    )
 
 
 # ---------------------------------------------------------------- both commands
@@ -157,6 +167,9 @@ class Completing:
     def __init__(self, model, settings, n_samples, truncate, flags):
         self.model, self.settings, self.n_samples, self.truncate = model, settings, n_samples, truncate
         self.flags = flags  # that make no sense unless a line draws
+        if "n_beams" in settings:
+            self.fields = (*self.fields, "score")
+        self.rules_of(settings)  # a mistake in the job's is found here
         self.plain = self.group_of(Line({}, {}, {}, b"", b""))
 
     def plan(self, line):
@@ -171,7 +184,15 @@ class Completing:
             asked = "" if n == "full" else f" and {n} are to be generated"
             message = f"the prompt has {len(ids)} tokens{asked}, but the model's limit n_ctx is {n_ctx}"
             raise UserError(f"{message}: shorten it, generate fewer, or --truncate left")
+        self.rules_of(line.settings)
         return kept, max(n_ctx - len(kept), 1) if n == "full" else n, len(ids) - len(kept)
+
+    def rules_of(self, settings):
+        """Settings -> (those that are no rules, rules with ids). Raises UserError for rules that make no sense."""
+        rules = {name: settings[name] for name in NOTHING if name in settings}
+        rules["bad_words"] = words_of(self.model.encoder, rules.get("bad_words", ()))
+        rest = {name: value for name, value in settings.items() if name not in NOTHING}
+        return rest, check_rules(rules, self.model.hparams["n_vocab"])
 
     def settings_of(self, line):
         """All settings of a line, its own or else the job's; without those that change nothing at temperature 0."""
@@ -182,6 +203,7 @@ class Completing:
         """Lines of a group share a batch: all their settings but stop strings, seeds and lengths -> as text, draws."""
         settings = self.settings_of(line)
         draws = 0 if settings["temperature"] == 0 else 1 if "seed" in line.settings else 2
+        draws = 1 if "n_beams" in settings else draws  # the second best is another text, too
         rest = [settings.pop(name, None) for name in ("stop", "seed", "n_tokens_to_generate")]
         group = WRITE(settings)
         return group, digest(group.encode() + b"\0", rest), draws
@@ -212,8 +234,9 @@ class Completing:
         One at a time would have the disk wait for each; all at once, a kill would cost more.
         """
         plans, settings = [self.plan(line) for line in lines], self.settings_of(lines[0])
-        n_samples = self.n_samples if settings["temperature"] else 1
-        settings["n_samples"], limits = n_samples, [n for _, n, _ in plans]
+        settings["n_samples"] = n_samples = self.n_samples if settings["temperature"] else 1
+        limits, prompts = [n for _, n, _ in plans], [ids for ids, _, _ in plans]
+        settings, rules = self.rules_of(settings)
         for name in ("stop", "seed", "n_tokens_to_generate"):  # each line has its own
             settings.pop(name, None)
         stops = [self.settings_of(line)["stop"] for line in lines for _ in range(n_samples)]
@@ -223,20 +246,32 @@ class Completing:
             progress.count(1)
             return new_rows[row].add(token_id, logprob)
 
-        def on_end(row, _):
-            n, sample = divmod(row, n_samples)
-            result = new_rows[row].result(limits[n], settings["logprobs"])
-            result |= {"n_left_out": plans[n][2]} if plans[n][2] else {}
-            result |= {"seed": seeds[n]} if settings["temperature"] else {}
-            found.append((n, sample, result))
+        def add(n, sample, continuation, more):
+            left_out = {"n_left_out": plans[n][2]} if plans[n][2] else {}
+            found.append((n, sample, {**continuation.result(limits[n], settings["logprobs"]), **left_out, **more}))
             if len(found) == rows:
                 write(found)
                 found.clear()
 
+        def on_end(row, _):
+            n, sample = divmod(row, n_samples)
+            add(n, sample, new_rows[row], {"seed": seeds[n]} if settings["temperature"] else {})
+
+        def on_found(n, beams):
+            for sample in range(settings["n_best"]):
+                ids, score = beams[sample] if sample < len(beams) else ([], None)  # there may be no more
+                continuation = Continuation(self.model.encoder, ())
+                for token_id in ids:
+                    continuation.add(token_id, None)
+                progress.count(len(ids))
+                add(n, sample, continuation, {} if score is None else {"score": score})
+
         row_seeds = [(seed, 0, sample) for seed in seeds for sample in range(n_samples)]
         row_seeds = row_seeds if settings["temperature"] else None
-        prompts = [ids for ids, _, _ in plans]
-        complete_batch(self.model, prompts, limits, rows, settings, row_seeds, on_token, on_end)
+        if "n_beams" in settings:
+            search_batch(self.model, prompts, limits, rows, settings, rules, on_found)
+        else:
+            complete_batch(self.model, prompts, limits, rows, {**settings, **rules}, row_seeds, on_token, on_end)
         if found:
             write(found)
 
@@ -250,7 +285,9 @@ class Completing:
 def complete(
     file, *, out=None, n_tokens_to_generate: str = "40", rows=16, batch_size: int = None, model="tales",
     models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
-    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="",
+    n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="", n_beams=1, n_best=1,
+    length_penalty=1.0, early_stopping="False", no_repeat_ngram_size=0, min_new_tokens=0, bad_words=(), logit_bias="",
+    ray=False, ray_address: str = None, actors: int = None, parquet=False,
 ):
     """Continue each prompt of a file, and write a line of JSON for each.
 
@@ -274,6 +311,18 @@ def complete(
         logprobs: add each token's log-probability and their sum.
         truncate: left, to leave out the beginning of a prompt that is too long.
         tokenizer: a folder whose tokenizer is taken in place of the model's own.
+        n_beams: above 1, search for the best whole continuation with so many beams.
+        n_best: how many of the best continuations of each prompt to write, up to n_beams.
+        length_penalty: a beam's score is its sum of log-probabilities divided by its length to this power.
+        early_stopping: True, False or never: when a search by beams ends, see docs/v9.md.
+        no_repeat_ngram_size: above 0, no run of so many tokens comes twice.
+        min_new_tokens: do not end before so many tokens.
+        bad_words: a text that must not come; can be given several times.
+        logit_bias: JSON with what to add to the logits of ids, as {"13": -5}.
+        ray: run on Ray, on many machines; file and out may be folders and URIs then, and out is a folder.
+        ray_address: of a Ray that runs, auto for the one here; without it, one is started on this machine.
+        actors: with ray, how many processes hold the model; without it, one a core.
+        parquet: with ray, write Parquet in place of JSON lines.
     """
     if truncate not in (None, "left"):
         raise UserError(f"--truncate takes left, not {truncate!r:.60}")
@@ -290,12 +339,25 @@ def complete(
         check_settings(**{name: value})
     settings |= {"n_tokens_to_generate": n_tokens_to_generate, "stop": list(read_stop(stop)), "ignore_eos": ignore_eos}
     given = {**settings, "seed": seed, "n_samples": n_samples}
+    beams = read_beams(n_beams, n_best, length_penalty, early_stopping, given)
+    settings |= {"no_repeat_ngram_size": no_repeat_ngram_size, "min_new_tokens": min_new_tokens, **beams}
+    settings |= {"bad_words": list(read_stop(bad_words, "bad_words")), "logit_bias": read_bias(logit_bias)}
     flags = [name for name in NEUTRAL if given[name] != NEUTRAL[name] and temperature == 0]
     def make_task(model, is_whole):
         return Completing(model, settings, n_samples, truncate, flags)
 
-    kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields)}
-    run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, seed or 0, n_samples, **kinds)
+    kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields, *["score"] * bool(beams))}
+    n_lines, rows, seed = n_best if beams else n_samples, batch_size or rows, seed or 0
+    given = [name for name, value in (("ray_address", ray_address), ("actors", actors), ("parquet", parquet)) if value]
+    if ray:
+        from gpt2_io import ray_jobs  # needs packages of its own
+
+        load, kinds["model"] = functools.partial(Model, model, models_dir, tokenizer), model
+        where = gpt2.use_threads, file, out, rows, seed, n_lines, ray_address, actors, parquet
+        return ray_jobs.run_job(make_task, load, *where, **kinds)
+    if given:
+        raise UserError(f"--{given[0]} is for jobs on Ray: give --ray too")
+    run_job(make_task, file, out, rows, model, models_dir, tokenizer, seed, n_lines, **kinds)
 
 
 # ---------------------------------------------------------------- score

@@ -25,7 +25,7 @@ from gpt2_io.errors import UserError, in_units, listed
 from gpt2_io.hub import find_model
 from gpt2_io.npz import write_npz
 from gpt2_io.params import GPT2_124M, load_params, random_params
-from gpt2_io.rules import check_rules, print_beams, read_rules
+from gpt2_io.rules import check_beams, check_left, check_rules, print_beams, read_beams, read_rules
 from gpt2_io.safetensors import write_folder
 from gpt2_io.settings import (
     check_cache_rows,

@@ -164,7 +164,7 @@ def versions_table():
         idea = f"[{version.idea}]({page})" if (ROOT / page).exists() else version.idea
         rows.append([f"[{path.name}]({path.name})", idea, diff, version.adds, speed.get(name, "–")])
         before = path
-    header = ["file", "its one idea, explained on its page", "diff to read", "adds", "speed, v0 = 1"]
+    header = ["file", "its one idea, explained on its page", "diff to read", "adds", "speed with one prompt, v0 = 1"]
     return table(header, rows)
 
 

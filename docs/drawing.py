@@ -54,7 +54,7 @@ def label_tokens(axes, tokens, c, size, rotation=0):
     axes.set_yticks(np.arange(T) + 0.5, tokens, fontsize=size)
     axes.xaxis.tick_top()
     axes.xaxis.set_label_position("top")
-    axes.set_xlabel("key: the token that is looked at", fontsize=size, color=c.dim)
+    axes.set_xlabel("key: the token that is looked at", fontsize=size, color=c.dim, labelpad=7)
     axes.set_ylabel("query: the token that looks", fontsize=size, color=c.dim)
     axes.tick_params(length=0, colors=c.ink)
     axes.spines[:].set_visible(False)

@@ -27,6 +27,7 @@ KERNELS = DOCS / "measured" / "kernels.json"
 EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
 OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
+JOBS = ROOT / "benchmarks" / "jobs.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
 VERIFIED = {"tales": ("the bundled model", 150), "random": ("random, in the shape of 124M", 30)}  # longest prompts
@@ -301,6 +302,19 @@ def peers_table(path):
     return make
 
 
+def cores_text(table):
+    """What more cores would give to a step of 64 rows, reckoned from the limits that the benchmark measured."""
+    results = benchmark()
+    threads, limits, n = results["machine"]["threads"], results["limits"], results["n_weights"]
+    core, read = limits["peak"] / threads / 1e9, limits["bandwidth"] / 1e9
+    work, size = 2 * n * 64 / 1e9, 4 * n / 1e9  # GFLOP, GB
+    return (
+        f"One core makes about {core:.0f} GFLOP/s here, and {threads} read about {read:.0f} GB/s. A step of 64 rows is "
+        f"{work:.0f} GFLOP and reads {size:.1f} GB of weights. So 16 such cores need {1e3 * work / core / 16:.0f} "
+        f"ms for the arithmetic, and a memory of 100 GB/s {1e3 * size / 100:.0f} ms for the weights.\n"
+    )
+
+
 def per_second(case, *names):
     data = load(SPEED)
     rows = len(RAGGED) if case != "one" else 1
@@ -411,11 +425,113 @@ CASES |= {f"after 900 tokens, {n} row{'s' * (n > 1)}": {"part": "decode", "batch
 CASES |= {f"prefill {name}": {"part": "prefill", "name": name} for name in ("1×1000", "8×128")}
 
 
+def of_jobs(part, name, what=None, rows=None):
+    """A case of benchmarks/jobs.json, or one without any times."""
+    wanted = {"part": part, "name": name, "what": what, "rows": rows}
+    return case_of(load(JOBS), **{key: value for key, value in wanted.items() if value is not None})
+
+
+def source_of_jobs(*parts):
+    """How the cases of these parts were measured: a sentence for each way."""
+    found = {}
+    for case in load(JOBS)["cases"]:
+        if case["part"] in parts:
+            how = " Seconds of the processor, since the machine was not idle." if case["cpu"] else ""
+            found[f"{machine_of(case).replace(' 1 threads', ' 1 thread')}.{how}\n"] = None
+    return "".join(found)
+
+
+def gains(case, slow, fast):
+    """How many times as many tokens a second one side made as another, in each round."""
+    both = [[case["tokens"][side] / seconds for seconds in case["seconds"].get(side, ())] for side in (fast, slow)]
+    return [a / b for a, b in zip(*both)]
+
+
+JOB_NAMES = {
+    "124M": "random weights in the shape of 124M, lengths given",
+    "tales": "the bundled model, to the end of a paragraph",
+}
+
+
+def jobs_table(table):
+    """Tokens per second of all sides in the two jobs."""
+    rows, sides = [], ("v6", "v7", "v8", "transformers", "ctranslate2")
+    for name, title in JOB_NAMES.items():
+        case = of_jobs("job", name)
+        times = case["seconds"]
+        rates = [case["tokens"][s] / statistics.median(times[s]) if times.get(s) else None for s in sides]
+        rows.append([title, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
+    return f"{table(['tokens per second', *sides], rows)}\n{source_of_jobs('job')}"
+
+
+JOB_GOALS = [  # what, part, name, what is continued, rows, the slower side, the faster one, how many times as fast
+    (f"a job, {name}: v7 / {side}", "job", name, None, 16, side, "v7", goal)
+    for name in JOB_NAMES for side, goal in (("v6", 1.8), ("transformers", 2.5), ("ctranslate2", 1.5))
+]  # fmt: skip
+JOB_GOALS += [
+    (f"equally long, {name}: v7 / v6", "equal", name, None, 16, "v6", "v7", 0.95) for name in JOB_NAMES
+]
+for name in JOB_NAMES:
+    JOB_GOALS += [
+        (f"8 prompts of 16 to 512 tokens, {name}: v7 / v6", "prefill", name, None, 8, "v6", "v7", 1.5),
+        ("the same, v7 / v7 with one after the other", "prefill", name, None, 8, "v7, one by one", "v7", 1.0),
+        (f"100 prompts that share 400 tokens, {name}: v7 / v7 without reuse", "prefix", name, None, 16,
+         "v7 without reuse", "v7", 3.0),
+    ]  # fmt: skip
+JOB_GOALS += [
+    ("greedy tales, 1 row: v8 / v7", "lookup", "tales", "greedy", 1, "v7", "v8", 1.5),
+    ("greedy tales, 8 rows: v8 / v7", "lookup", "tales", "greedy", 8, "v7", "v8", 1.3),
+    ("a text that repeats, 124M, 1 row: v8 / v7", "lookup", "124M", "loop", 1, "v7", "v8", 2.5),
+    ("tales at temperature 1, 1 row: v8 / v7", "lookup", "tales", "sampled", 1, "v7", "v8", 0.97),
+    ("tales at temperature 1, 8 rows: v8 / v7", "lookup", "tales", "sampled", 8, "v7", "v8", 0.97),
+]
+
+
+def job_goals_table(*names):
+    """What was aimed at in jobs, and what was measured."""
+
+    def make(table):
+        rows = []
+        for title, part, name, what, n_rows, slow, fast, goal in JOB_GOALS:
+            case = of_jobs(part, name, what, n_rows)
+            if part in names and (found := gains(case, slow, fast)):
+                middle = statistics.median(found)
+                spread = f"{middle:.2f} ({min(found):.2f} to {max(found):.2f})"
+                rows.append([title, f"≥ {goal:g}", spread, "met" if middle >= goal else "**not met**"])
+        header = ["times as many tokens per second", "goal", "measured (lowest to highest round)", ""]
+        return f"{table(header, rows)}\n{source_of_jobs(*names)}"
+
+    return make
+
+
+LOOKUP_NAMES = {
+    ("tales", "greedy"): "tales, greedy",
+    ("tales", "again"): "a passage and its beginning again, greedy",
+    ("tales", "code"): "code, greedy",
+    ("tales", "sampled"): "tales, temperature 1",
+    ("124M", "loop"): "16 tokens four times, greedy, 124M",
+}
+
+
+def lookup_table(table):
+    """Tokens a step of v8, and its speed next to v7's."""
+    rows = []
+    for (name, what), title in LOOKUP_NAMES.items():
+        for n_rows in (1, 8):
+            case = of_jobs("lookup", name, what, n_rows)
+            if found := gains(case, "v7", "v8") if case["seconds"] else []:
+                a_step = case["tokens"]["v8"] / case["steps"]["v8"] / case["tokens"]["v7"] * case["steps"]["v7"]
+                rows.append([title, n_rows, f"{a_step:.2f}", f"{statistics.median(found):.2f}"])
+    header = ["what is continued", "rows", "v7's steps / v8's", "v7's time / v8's"]
+    return f"{table(header, rows)}\n{source_of_jobs('lookup')}"
+
+
 TABLES = {
     "speed-source": speed_source,
     "peer": peer_text,
     "peers": peers_table(RESULTS),
     "other-peers": peers_table(OTHER_RESULTS),
+    "cores": cores_text,
     "v1": speed_table("eight", "v0", "v1"),
     "v2": speed_table("ragged", "v0", "v2"),
     "v3": steps_text,
@@ -424,4 +540,8 @@ TABLES = {
     "verify": verify_text,
     "exact": exact_table("v5", "ratios", "its one"),
     "threads": exact_table("v6", "threads", "two of its own"),
+    "jobs": jobs_table,
+    "job-goals": job_goals_table("job", "equal", "prefill", "prefix"),
+    "lookup-goals": job_goals_table("lookup"),
+    "lookup": lookup_table,
 }

@@ -4,6 +4,10 @@ The data comes from the bundled model through the functions of the versions, and
 draw it needs matplotlib, to compare it does not. All are 8 inches wide, to be read at 800 pixels. Each is drawn twice,
 in the colours of drawing.LIGHT and of drawing.DARK.
 """
+import collections
+import contextlib
+from unittest import mock
+
 import numpy as np
 
 import attention
@@ -13,6 +17,10 @@ import gpt2_v2_padding
 import gpt2_v3_kvcache
 import gpt2_v4_sampling
 import gpt2_v5_exact
+import gpt2_v6_threads
+import gpt2_v7_continuous
+import gpt2_v8_lookup
+import gpt2_v9_beam
 import measure
 import utils
 
@@ -66,7 +74,7 @@ def draw_v0_flow(data, plt, c):
     arrow(axes, c, (6, stream), (8.5, stream))
     arrow(axes, c, (20.5, stream), (79, stream))
     arrow(axes, c, (85, stream), (87, stream))
-    box(0, stream, 6, "ids", c.ground)
+    box(0.5, stream, 5.5, "ids", c.ground)
     box(8.5, stream, 12, "wte[ids]\n+ wpe[:T]", c.pale_green)
     for x, norm, name, what, face in ((26, "ln_1", "mha", "from other tokens", c.pale_blue),
                                       (51, "ln_2", "ffn", "each by itself", c.pale_orange)):
@@ -80,6 +88,8 @@ def draw_v0_flow(data, plt, c):
         axes.text(x + 8, above - 7.5, what, ha="center", va="center", fontsize=11, color=c.dim)
         axes.text(x + 20.5, stream, "+", ha="center", va="center", fontsize=15, color=c.ink, zorder=4, weight="bold",
                   bbox={"boxstyle": "circle,pad=0.12", "facecolor": c.ground, "edgecolor": c.line})
+    for x in (36, 61.5):
+        axes.text(x, stream + 2.2, "x, residual", ha="center", va="center", fontsize=10.5, color=c.dim)
     box(79, stream, 6, "ln_f", c.ground)
     box(87, stream, 12, "@ wte.T", c.pale_green)
     T, n_embd, shape = data["T"], data["n_embd"], data["logits"]
@@ -408,6 +418,191 @@ def draw_v5_tiles(data, plt, c):
     return figure
 
 
+# ---------------------------------------------------------------- v7 and v8: what a real run does, step by step
+
+
+@contextlib.contextmanager
+def recorded(module):
+    """While this lasts, the list that it gives gets (ids, rows) of each forward pass of a version."""
+    calls, gpt2 = [], module.gpt2
+
+    def recording(input_ids, rows, *args, **options):
+        calls.append((np.array(input_ids).tolist(), np.array(rows).tolist()))
+        return gpt2(input_ids, rows, *args, **options)
+
+    module.gpt2 = recording
+    try:
+        yield calls
+    finally:
+        module.gpt2 = gpt2
+
+
+def held_out(encoder):
+    """Tales that the bundled model was not trained on, in paragraphs."""
+    path = utils.Path(__file__).resolve().parents[1] / "models" / "tales" / "held_out.txt"
+    return path.read_text(encoding="utf-8").split("\n\n")
+
+
+def v7_rows_data(n_texts=24, n_rows=8, most=60):
+    """Greedy texts to the end of their paragraph, by v6 and by v7 -> [text, row, first step, step after it] of each."""
+    encoder, hparams, params = utils.load_model("tales")
+    params, n_head = gpt2_v7_continuous.tile_params(params), hparams["n_head"]
+    prompts = [encoder.encode(text)[:6] for text in held_out(encoder) if len(text) > 100][:n_texts]
+    new_line, batches, begin = encoder.encode("\n")[0], [], 0
+    for first in range(0, n_texts, n_rows):
+        lengths = collections.Counter()
+
+        def count(row, token_id, logprob, lengths=lengths):
+            lengths[row] += 1
+            return token_id == new_line
+
+        batch, mask = gpt2_v6_threads.left_pad(prompts[first : first + n_rows])
+        gpt2_v6_threads.generate(batch, params, n_head, most, mask, on_token=count, progress=False)
+        batches += [[first + row, row, begin, begin + n] for row, n in sorted(lengths.items())]
+        begin += max(lengths.values())
+    flat, chosen = {}, collections.Counter()
+    with recorded(gpt2_v7_continuous) as calls:
+
+        def place(text, token_id, logprob):
+            step = len(calls) - 1
+            row = list(dict.fromkeys(calls[step][1]))[chosen[step]]  # each row of a step chooses, in their order
+            chosen[step] += 1
+            flat.setdefault(text, [text, row, step, 0])[3] = step + 1
+            return token_id == new_line
+
+        gpt2_v7_continuous.generate(prompts, params, n_head, most, n_rows, on_token=place, progress=False)
+    return {"n_rows": n_rows, "batches": batches, "continuous": [flat[text] for text in sorted(flat)]}
+
+
+def draw_v7_rows(data, plt, c):
+    n_rows, faces = data["n_rows"], (c.pale_blue, c.pale_green, c.pale_orange)
+    last = max(end for *_, end in data["batches"])
+    figure, panels = plt.subplots(2, 1, figsize=(8, 4.6), sharex=True)
+    names = {"batches": "v6, three batches, each as long as its longest row", "continuous": "v7, rows come and go"}
+    for axes, (kind, name) in zip(panels, names.items()):
+        places = data[kind]
+        n_steps = max(end for *_, end in places)
+        axes.add_patch(plt.Rectangle((0, 0), n_steps, n_rows, facecolor=c.pad, edgecolor="none"))
+        for text, row, begin, end in places:
+            number = str(text + 1) if end - begin > 2 * len(str(text + 1)) else ""
+            drawing.cell(axes, begin, row, number, faces[text % 3], c.ink, 9, c.ground, end - begin)
+        used = sum(end - begin for *_, begin, end in places) / (n_steps * n_rows)
+        axes.set_title(f"{name}: {n_steps} steps, {used:.0%} of the places used", loc="left", fontsize=11, color=c.ink)
+        axes.set(xlim=(0, last), ylim=(n_rows, 0))
+        axes.set_yticks([0.5, n_rows - 0.5], ["1", f"{n_rows}"], fontsize=10)
+        axes.set_ylabel("row", fontsize=11, color=c.dim)
+        axes.tick_params(length=0, colors=c.dim, labelsize=10)
+        axes.spines[:].set_visible(False)
+    panels[1].set_xlabel("step; a number is that of a text, and grey is a place that is paid for and not used",
+                         fontsize=11, color=c.dim)
+    return figure
+
+
+def v8_guesses_data(prompt="One day the wolf came to the door", n_new=90):
+    """A greedy text by v8 -> for each step the right guesses, the token behind them, and the wrong guesses."""
+    encoder, hparams, params = utils.load_model("tales")
+    params, ids, steps = gpt2_v8_lookup.tile_params(params), encoder.encode(prompt), []
+    with recorded(gpt2_v8_lookup) as calls:
+
+        def keep(row, token_id, logprob):
+            if len(steps) < len(calls):
+                first = len(ids) if not steps else 1  # where the guesses begin among what is fed in
+                steps.append({"guess": calls[-1][0][first:], "kept": []})
+            steps[-1]["kept"].append(token_id)
+
+        gpt2_v8_lookup.generate([ids], params, hparams["n_head"], n_new, on_token=keep, progress=False)
+    found = []
+    for step in steps:
+        n = len(step["kept"]) - 1
+        kept, wrong = token_names(encoder, step["kept"]), token_names(encoder, step["guess"][n:])
+        found.append({"right": kept[:n], "own": kept[n:], "wrong": wrong})
+    return {"prompt": prompt, "steps": found}
+
+
+def draw_v8_guesses(data, plt, c):
+    kinds = {"right": (c.pale_green, c.ink), "own": (c.pale_blue, c.ink), "wrong": (c.ground, c.orange)}
+    tokens, x, y = [], 0, 0
+    for step in data["steps"]:
+        for kind in kinds:
+            for text in step[kind]:
+                width = 1.1 * len(text) + 1.2
+                x, y = (0, y + 1) if x + width > 100 else (x, y)
+                tokens.append((x, y, width, text, kind))
+                x += width
+        x += 0.8  # so that steps stand apart
+    figure, axes = empty_axes(plt, 0.27 * (y + 3), y + 3)
+    for x, line, width, text, kind in tokens:
+        drawing.cell(axes, x, line, text, *kinds[kind], 9.5, c.orange if kind == "wrong" else c.grid, width, 0.84)
+    names = {"own": "chosen by the model alone", "right": "guessed, and right", "wrong": "guessed, wrong, thrown away"}
+    for x, (kind, name) in zip((0, 33, 60), names.items()):
+        drawing.cell(axes, x, y + 2, "", *kinds[kind], 1, c.orange if kind == "wrong" else c.line, 3, 0.84)
+        axes.text(x + 4, y + 2.42, name, ha="left", va="center", fontsize=11, color=c.ink)
+    return figure
+
+
+# ---------------------------------------------------------------- v9: the tree of a search
+
+
+def v9_tree_data(n_beams=3, n_new=7):
+    """The beams after each step of a search, each with its token, its sum and the beam it grew from; then the ended."""
+    encoder, hparams, params = utils.load_model("tales")
+    v9, ids = gpt2_v9_beam, encoder.encode(SHORTER)
+    params, steps, grow = v9.tile_params(params), [], gpt2_v9_beam.grow
+
+    def watch(search, *args, **settings):
+        goes_on = grow(search, *args, **settings)
+        steps.append([(beam[len(ids) :], total) for total, beam, _ in search["beams"]])
+        return goes_on
+
+    with mock.patch.object(v9, "grow", watch):
+        (found,) = v9.beam_search([ids], params, hparams["n_head"], n_new, n_beams=n_beams, n_best=n_beams)
+    steps[-1], before, tree = found, [[]], []
+    for beams in steps:
+        names = token_names(encoder, [beam[-1] for beam, _ in beams])
+        parents = [before.index(beam[:-1]) for beam, _ in beams]
+        tree.append([[*node, round(value, 4)] for *node, (_, value) in zip(names, parents, beams)])
+        before = [beam for beam, _ in beams]
+    (greedy,) = v9.generate([ids], params, hparams["n_head"], n_new, progress=False)
+    return {"prompt": SHORTER, "steps": tree, "greedy": token_names(encoder, greedy)}
+
+
+def draw_v9_tree(data, plt, c):
+    steps, n_new = data["steps"], len(data["steps"])
+    n_beams, apart, wide, tall, top = max(map(len, steps)), 13, 9.6, 8, 7
+    figure, axes = empty_axes(plt, 3.9, apart * n_beams + 14, right=apart * n_new)
+    grown_from = {(t - 1, parent) for t in range(1, n_new) for _, parent, _ in steps[t]}
+    best, greedy = {}, {}  # step -> which beam of it
+    for t in reversed(range(n_new)):
+        best[t] = steps[t + 1][best[t + 1]][1] if t + 1 < n_new else 0
+    for t, token in enumerate(data["greedy"]):
+        found = [i for i, (name, parent, _) in enumerate(steps[t]) if (name, parent) == (token, greedy.get(t - 1, 0))]
+        if not found:  # it is no beam any more
+            break
+        greedy[t] = found[0]
+    for t, beams in enumerate(steps):
+        is_last = t + 1 == n_new
+        title = f"step {t + 1}" + "\nscore" * is_last
+        axes.text(apart * t + 1 + wide / 2, 3, title, ha="center", va="center", fontsize=10.5, color=c.dim)
+        for i, (token, parent, value) in enumerate(beams):
+            x, y, color = apart * t + 1, apart * i + top, c.line
+            color = c.blue if best[t] == i else c.orange if greedy.get(t) == i else color
+            width = 1 if color == c.line else 2.2
+            if t > 0:
+                ends = apart * parent + top + tall / 2, y + tall / 2
+                axes.plot([x - apart + wide, x], ends, color=color, linewidth=width, zorder=0)
+            is_alive = is_last or (t, i) in grown_from
+            face = c.pale_blue if best[t] == i else c.pale_orange if greedy.get(t) == i else c.panel
+            text = f"{token}\n{value:.2f}".replace("-", "−")
+            drawing.cell(axes, x, y, text, face if is_alive else c.ground, c.ink if is_alive else c.dim, 10.5, color,
+                         wide, tall)
+    legend = {"the best": c.pale_blue, "greedy": c.pale_orange, "another beam": c.panel, "not gone on with": c.ground}
+    y = apart * n_beams + top
+    for x, (text, face) in zip((1, 17, 31, 53), legend.items()):
+        drawing.cell(axes, x, y, "", face, c.ink, 1, c.line, 2.6, 2.6)
+        axes.text(x + 3.6, y + 1.3, text, va="center", fontsize=10.5, color=c.ink)
+    return figure
+
+
 # ---------------------------------------------------------------- all of them
 
 DATA = {
@@ -420,6 +615,9 @@ DATA = {
     "v3_time": v3_time_data,
     "v4_distribution": v4_distribution_data,
     "v5_tiles": v5_tiles_data,
+    "v7_rows": v7_rows_data,
+    "v8_guesses": v8_guesses_data,
+    "v9_tree": v9_tree_data,
 }
 DRAW = {
     "v0_flow": draw_v0_flow,
@@ -431,6 +629,9 @@ DRAW = {
     "v3_time": draw_v3_time,
     "v4_distribution": draw_v4_distribution,
     "v5_tiles": draw_v5_tiles,
+    "v7_rows": draw_v7_rows,
+    "v8_guesses": draw_v8_guesses,
+    "v9_tree": draw_v9_tree,
 }
 THEMES = {"": drawing.LIGHT, "_dark": drawing.DARK}  # what follows the name of a file, and the colours
 

@@ -20,17 +20,17 @@ def choose_seed(seed, temperature):
     return seed
 
 
-def read_stop(stop):
+def read_stop(stop, name="stop"):
     r"""Stop strings, one or several -> a tuple. A backslash is read as in Python: \n is a line break, \\ is \."""
-    stop = check_stop(stop)
+    stop = check_stop(stop, name)
     return tuple(re.sub(r"\\(.)", lambda match: ESCAPES.get(match[1], match[0]), text, flags=re.S) for text in stop)
 
 
-def check_stop(stop):
+def check_stop(stop, name="stop"):
     """Stop strings, one or several -> a tuple. Raises UserError for what is no text, or an empty one."""
     stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, Iterable) else (stop,)
     if not all(isinstance(text, str) and text for text in stop):
-        raise UserError("--stop needs a text that is not empty")
+        raise UserError(f"--{name} needs a text that is not empty")
     return stop
 
 
@@ -121,7 +121,7 @@ class Continuation:
         reason = "stop" if stopped or n < limit else "length"
         result = {"ids": self.ids[:n], "text": text, "finish_reason": reason}
         if with_logprobs:
-            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n])}
+            result |= {"logprobs": self.logprobs[:n], "logprob": sum(self.logprobs[:n], 0.0)}
         if stopped:
             result |= {"cut_ids": self.ids[n:], "cut_text": self.stream.held}
             result |= {"cut_logprobs": self.logprobs[n:]} if with_logprobs else {}

@@ -14,7 +14,8 @@ import numpy as np
 
 from gpt2_io.errors import UserError, listed
 from gpt2_io.files import no_key_twice
-from gpt2_io.settings import NEUTRAL, check_settings, is_list
+from gpt2_io.rules import NOTHING, check_alone, read_bias
+from gpt2_io.settings import NEUTRAL, check_ids, check_settings, is_list
 from gpt2_io.text_ends import EOT
 
 MAX_LINE = 1 << 26  # bytes; what is read at once has a limit, or a file without line breaks would fill the memory
@@ -22,12 +23,13 @@ MAX_COPY = 1 << 30  # bytes of what is no file and has to be copied into one
 
 HONOURED = (
     "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "n_tokens_to_generate", "stop",
-    "ignore_eos", "logprobs",
+    "ignore_eos", "logprobs", *NOTHING,
 )  # fmt: skip
 ALSO = {"max_tokens": "n_tokens_to_generate", "max_new_tokens": "n_tokens_to_generate"}  # other names
 ELSEWHERE = {  # settings that other programs know, and the value at which they change nothing
-    "n": 1, "n_samples": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {},
-    "echo": False, "suffix": "", "stream": False, "truncate": None,
+    "n": 1, "n_samples": 1, "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "echo": False,
+    "suffix": "", "stream": False, "truncate": None, "n_beams": 1, "n_best": 1, "length_penalty": 1,
+    "early_stopping": False,
 }  # fmt: skip
 
 
@@ -223,7 +225,12 @@ def settings_of(record, names, job, where):
             settings[name] = checked(name, value)
         except UserError as error:
             raise UserError(f"{where}: {str(error).replace(name, key)}") from None
-    if settings.get("temperature", job["temperature"]) == 0:
+    if "n_beams" in job:
+        try:
+            check_alone(settings)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    elif settings.get("temperature", job["temperature"]) == 0:
         idle = [name for name in NEUTRAL if settings.get(name, NEUTRAL[name]) != NEUTRAL[name]]
         if idle and not (idle == ["seed"] and "temperature" in settings):  # a seed may stand in all lines
             message = f"{', '.join(idle)} changes nothing at temperature 0: give the line a temperature"
@@ -238,6 +245,13 @@ def checked(name, value):
         if not is_list(value) or not all(isinstance(text, str) and text for text in value):
             raise UserError(f"stop must be a text or a list of texts, none empty, not {value!r:.60}")
         return list(value)
+    if name == "bad_words":
+        value = [value] if isinstance(value, str) else value
+        if not is_list(value) or not all(isinstance(word, (str, list)) and word for word in value):
+            raise UserError(f"bad_words must be a text or a list of texts, or of ids, none empty, not {value!r:.60}")
+        return [word if isinstance(word, str) else check_ids(word, "a list of bad_words") for word in value]
+    if name == "logit_bias":
+        return read_bias(value)
     if name in ("ignore_eos", "logprobs") and not isinstance(value, bool):
         raise UserError(f"{name} must be true or false, not {value!r:.60}")
     if name == "n_tokens_to_generate" and value == "full":
@@ -247,6 +261,20 @@ def checked(name, value):
     if name != "ignore_eos":
         check_settings(**{name: value})
     return value
+
+
+def ranks_of(digests):
+    """16 bytes for each of some lines -> the how manieth of equal ones each is, from 0."""
+    order = np.argsort(lines := np.frombuffer(digests, dtype="V16").view("S16"), kind="stable")
+    begins = np.flatnonzero(np.append(True, lines[order][1:] != lines[order][:-1]))
+    ranks = np.empty(len(lines), dtype=int)
+    ranks[order] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))
+    return ranks
+
+
+def row_seed(seed, rank, identity):
+    """The job's seed, the how manieth of equal lines, and what a line is -> 53 bits, as every reader of JSON holds."""
+    return int.from_bytes(digest(b"%d %d " % (seed, rank) + identity)[:8], "big") >> 11
 
 
 class Index:
@@ -275,11 +303,7 @@ class Index:
         self.groups, self.sizes = np.array(self.groups), np.array(self.sizes)
         self.contents, self.identities, self.works = contents, identities, works
         self.names = list(self.names)
-        # The how manieth of equal lines each is.
-        order = np.argsort(lines := np.frombuffer(contents, dtype="V16").view("S16"), kind="stable")
-        begins = np.flatnonzero(np.append(True, lines[order][1:] != lines[order][:-1]))
-        self.ranks = np.empty(len(lines), dtype=int)
-        self.ranks[order] = np.arange(len(lines)) - np.repeat(begins, np.diff(np.append(begins, len(lines))))
+        self.ranks = ranks_of(contents)
 
     def __len__(self):
         return len(self.places)
@@ -289,8 +313,7 @@ class Index:
 
     def seed(self, i, seed):
         """The seed of a line: from the job's, its id or text, and how many equal lines came before; not its place."""
-        what = b"%d %d " % (seed, self.ranks[i]) + self.identities[16 * i : 16 * i + 16]
-        return int.from_bytes(digest(what)[:8], "big") >> 11  # 53 bits, which every reader of JSON holds
+        return row_seed(seed, self.ranks[i], self.identities[16 * i : 16 * i + 16])
 
     def key(self, i, seed, model, sample):
         """What tells the result of a line from every other -> 32 characters. model: its fingerprint, 16 bytes."""

@@ -48,6 +48,17 @@ def to_line(result):
     return (json.dumps(result, ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8", "backslashreplace")
 
 
+def check_of(key, result):
+    """What shows whether a result, or an error, whose key is empty, was edited."""
+    return digest(key, result).hex()[:12]
+
+
+def result_line(shown, result, key):
+    """What a line repeats, the fields of its result, and its key, empty for an error -> a line of JSON."""
+    named = {"key": key} if key else {}
+    return to_line({**shown, **result, **named, "check": check_of(key, result)})
+
+
 @contextlib.contextmanager
 def open_results(out, keys, fields):
     """Open the results of a job, maybe begun before: `with open_results(...) as results`.
@@ -211,13 +222,10 @@ class Results:
         try:
             line = parse_json(data.decode("utf-8"), self.out)
             result = {key: line[key] for key in line if key in self.fields}
-            is_whole = data.endswith(b"\n") and line["check"] == self.check(line.get("key", ""), result)
+            is_whole = data.endswith(b"\n") and line["check"] == check_of(line.get("key", ""), result)
         except (ValueError, KeyError):
             return None
         return {**result, "key": line.get("key", "")} if is_whole else None
-
-    def check(self, key, result):
-        return digest(key, result).hex()[:12]
 
     def lines_of(self, key):
         """The lines of the file that have this key; equal prompts without a seed of their own share one."""
@@ -239,11 +247,8 @@ class Results:
             key = self.keys[line].decode()
             lines = self.lines_of(key)
             self.sources[lines], self.places[lines] = 2, place + len(data)
-            data += self.to_line(shown, result, key)
+            data += result_line(shown, result, key)
         self.write(data)
-
-    def to_line(self, shown, result, key):
-        return to_line({**shown, **result, "key": key, "check": self.check(key, result)})
 
     def write(self, data):
         while data:
@@ -260,8 +265,7 @@ class Results:
             with open(new, "wb") as file, open(self.part.name, "rb") as part:
                 for line, before in enumerate(shown):
                     if not self.keys[line]:
-                        error = {"error": before["error"]}
-                        file.write(to_line({**before, "check": self.check("", error)}))
+                        file.write(result_line(before, {"error": before["error"]}, ""))
                         continue
                     source = self.old if self.sources[line] == 1 else part
                     source.seek(self.places[line])
@@ -269,7 +273,7 @@ class Results:
                     if result is None or result.pop("key").encode() != self.keys[line]:
                         raise UserError(f"{source.name}: it was changed while the job ran: start the job again")
                     see(result)
-                    file.write(self.to_line(before, result, self.keys[line].decode()))
+                    file.write(result_line(before, result, self.keys[line].decode()))
                 file.flush()
                 os.fsync(file.fileno())
             if self.old and filecmp.cmp(new, self.out, shallow=False):

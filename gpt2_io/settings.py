@@ -12,7 +12,7 @@ SETTINGS = {  # name -> kind, lowest, highest
     "B": (WHOLE, 1, math.inf), "T_max": (WHOLE, 1, math.inf), "chunk": (WHOLE, 1, math.inf),
     "n_logits": (WHOLE, 0, math.inf), "n_rows": (WHOLE, 1, math.inf), "n_bytes": (WHOLE, 1, math.inf),
     "n_draft": (WHOLE, 0, math.inf), "n_beams": (WHOLE, 1, 1000), "n_best": (WHOLE, 1, 1000),
-    "length_penalty": (NUMBER, -100, 100), "no_repeat_ngram_size": (WHOLE, 0, math.inf),
+    "length_penalty": (NUMBER, -50, 50), "no_repeat_ngram_size": (WHOLE, 0, math.inf),
     "min_new_tokens": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
     "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),

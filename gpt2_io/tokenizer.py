@@ -197,6 +197,9 @@ def load_encoder(checkpoint, config=None):
         merges.pop(pair, None)  # where it is there twice, the later place counts
         merges[pair] = place
     made = {vocab[character] for character in alphabet} | {vocab[left + right] for left, right in files.merges}
+    unmade = [text for text, token in as_bytes.items() if vocab[text] not in made and text not in added_ids]
+    if len(unmade) > max(16, len(vocab) // 100):  # a few may be special tokens that no file names as such
+        raise UserError(f"{where}: no merge makes {len(unmade)} of {len(vocab)} tokens: the merges are not whole")
     ends = find_ends(checkpoint, files.roles, all_ids, n_rows, made)
     others = {i: text for text, i in all_ids.items() if text not in as_bytes}
     with naming_faults(f"{where}: tokenizer"):  # as of a token that is no Unicode

@@ -17,6 +17,16 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries with sockets of their own
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config):
+    """As many as there are cores, at most 4; none for a few files or tests, which are done before workers are there."""
+    from gpt2_io.cores import count_cores
+
+    named, n = config.option.file_or_dir, min(count_cores(), 4)
+    are_few = config.option.keyword or 0 < len(named) <= 3 and all(".py" in name for name in named)
+    return 0 if n == 1 or are_few else n
+
+
 @pytest.fixture
 def clean_environment(monkeypatch, tmp_path):
     """A test sees nothing of the caches and settings of whoever runs it."""
@@ -46,6 +56,17 @@ def edge(monkeypatch, capsys):
         return SimpleNamespace(returncode=status, stdout=out, stderr=err)
 
     return call
+
+
+@pytest.fixture(scope="session")
+def server():
+    """What forks.Process asks for a process."""
+    from forks import start_server
+
+    process = start_server()
+    yield process
+    process.stdin.close()
+    assert process.wait(60) == 0
 
 
 # ---- vocabularies

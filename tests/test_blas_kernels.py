@@ -43,6 +43,6 @@ def test_blas_part_under(kernel, threads):
         pytest.skip(f"the kernels for {kernel} do not run on this processor: OpenBLAS used {in_use}")
     # The first three round in three ways; the others only have to keep what v5 promises.
     files = ["tests/test_equivalence.py"] * (kernel in ("SkylakeX", "Haswell", "Nehalem")) + ["tests/test_exact.py"]
-    result = python("-m", "pytest", "-m", "blas", "-p", "no:cacheprovider", *files)
+    result = python("-m", "pytest", "-n0", "-m", "blas", "-p", "no:cacheprovider", *files)
     assert result.returncode == 0, result.stdout + result.stderr
     print(kernel, threads, result.stdout.splitlines()[-1])

@@ -14,6 +14,7 @@ import utils
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+first_and_newest = pytest.mark.parametrize("version", ENDS, ids=str)  # what is the work of rooms
 every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)
 
 
@@ -69,34 +70,34 @@ TYPED = [
 @every_version
 def test_prompts_arrive_as_typed(run, version, continuation):
     """Fire alone would make a tuple of "Hello, world", an int of "1" and cut off "# comment"."""
-    batches = [TYPED] if version.pads else [[prompt] for prompt in TYPED]
+    batches = [TYPED] if version.pads else [[prompt] for prompt in TYPED[:: 1 if version is V0 else 3]]
     for batch in batches:
-        found = records(run(version, *batch, "--json", "--n_tokens_to_generate", "2"))
+        found = records(run(version, *batch, "--json", "--n_tokens_to_generate", "1"))
         assert list(sorted(found)) == sorted(batch)
         for prompt in batch:
-            ids, text = continuation(prompt, 2)
+            ids, text = continuation(prompt, 1)
             assert (found[prompt]["ids"], found[prompt]["text"]) == (ids, text)
 
 
-@every_version
+@first_and_newest
 def test_after_two_dashes_everything_is_a_prompt(run, version, continuation):
     found = records(run(version, "--json", "--n_tokens_to_generate=2", "--", "--json is a flag"))
     assert found["--json is a flag"]["ids"] == continuation("--json is a flag", 2)[0]
 
 
-@every_version
+@first_and_newest
 def test_an_empty_prompt_starts_from_endoftext(run, version, continuation):
-    assert run(version, "", "--n_tokens_to_generate", "4").stdout == continuation("", 4)[1] + "\n"
+    assert run(version, "", "--n_tokens_to_generate", "2").stdout == continuation("", 2)[1] + "\n"
 
 
 @every_padding_version
 def test_an_empty_prompt_disturbs_no_other(run, version, continuation):
-    found = records(run(version, "One day", "", "There was a poor", "--json", "--n_tokens_to_generate", "4"))
+    found = records(run(version, "One day", "", "There was a poor", "--json", "--n_tokens_to_generate", "2"))
     for prompt in ("One day", "", "There was a poor"):
-        assert found[prompt]["ids"] == continuation(prompt, 4)[0]
+        assert found[prompt]["ids"] == continuation(prompt, 2)[0]
 
 
-@every_version
+@first_and_newest
 def test_a_space_at_the_end_is_kept_and_gives_a_hint(run, version, continuation):
     """GPT-2's words begin with their space, so after one it goes on badly; but the prompt is what was typed."""
     result = run(version, "Once upon ", "--n_tokens_to_generate", "3")
@@ -110,8 +111,8 @@ def test_a_space_at_the_end_is_kept_and_gives_a_hint(run, version, continuation)
 
 @every_version
 def test_one_prompt_prints_its_continuation_and_nothing_else(run, version, continuation):
-    result = run(version, "Once upon a time", "--n_tokens_to_generate", "8")
-    assert (result.returncode, result.stdout, result.stderr) == (0, continuation("Once upon a time", 8)[1] + "\n", "")
+    result = run(version, "Once upon a time", "--n_tokens_to_generate", "4")
+    assert (result.returncode, result.stdout, result.stderr) == (0, continuation("Once upon a time", 4)[1] + "\n", "")
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version.batches], ids=str)
@@ -119,16 +120,16 @@ def test_several_prompts_print_each_with_its_continuation(run, version, continua
     prompts = ["Once upon a time", "There was a"]
     if not version.pads:
         prompts[1] = prompts[0]
-    result = run(version, *prompts, "--n_tokens_to_generate", "8")
-    assert result.stdout == "\n\n".join(prompt + continuation(prompt, 8)[1] for prompt in prompts) + "\n"
+    result = run(version, *prompts, "--n_tokens_to_generate", "4")
+    assert result.stdout == "\n\n".join(prompt + continuation(prompt, 4)[1] for prompt in prompts) + "\n"
     assert result.stderr == ""
 
 
-@every_version
+@first_and_newest
 def test_json_holds_plain_ids(run, version, continuation):
     """NumPy's integers would not pass json.dumps."""
-    ids, text = continuation("Once", 5)
-    record = records(run(version, "Once", "--json", "--n_tokens_to_generate", "5"))["Once"]
+    ids, text = continuation("Once", 3)
+    record = records(run(version, "Once", "--json", "--n_tokens_to_generate", "3"))["Once"]
     assert (record["ids"], record["text"]) == (ids, text)
     assert all(type(i) is int for i in record["ids"])
 
@@ -143,10 +144,10 @@ def test_zero_tokens(run, version):
 @every_padding_version
 def test_a_ragged_batch_prints_what_v0_writes_for_each_prompt(run, version, continuation):
     prompts = ["Once upon a time", "The", "There was a poor woodcutter who", "One day the king said", "A fox"]
-    found = records(run(version, *prompts, "--json", "--n_tokens_to_generate", "20"))
+    found = records(run(version, *prompts, "--json", "--n_tokens_to_generate", "6"))
     assert len(found) == 5
     for prompt in prompts:
-        assert found[prompt]["text"] == continuation(prompt, 20)[1]
+        assert found[prompt]["text"] == continuation(prompt, 6)[1]
 
 
 # ---- mistakes of the user: one line on stderr, exit status 2, no traceback
@@ -179,7 +180,7 @@ def test_v1_names_the_file_for_different_lengths(run):
 # ---- real processes
 
 
-@pytest.mark.parametrize("version", ENDS, ids=str)
+@pytest.mark.parametrize("version", ENDS[1:], ids=str)
 def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
     """The command as a user types it, all versions with the same text, where two things are traps.
 
@@ -190,12 +191,6 @@ def test_from_a_shell_offline_and_in_a_c_locale(version, continuation):
         "PYTHONUTF8": "0", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "",
         "PYTHONWARNDEFAULTENCODING": "1", "PYTHONWARNINGS": "error::EncodingWarning", "HF_HUB_OFFLINE": "0",
     }  # fmt: skip
-    result = command("Once upon a time", "--n_tokens_to_generate", "12", script=f"{version.name}.py", env=environment)
+    result = command("Once upon a time", "--n_tokens_to_generate", "4", script=f"{version.name}.py", env=environment)
     assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout == continuation("Once upon a time", 12)[1] + "\n"
-
-
-def test_from_a_shell():
-    """The exit status of the process."""
-    arguments = ("Once", "--n_tokens_to_generate", "ten")
-    assert_one_line(command(*arguments, script="gpt2_v3_kvcache.py"), "--n_tokens_to_generate", "'ten'")
+    assert result.stdout == continuation("Once upon a time", 4)[1] + "\n"

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from model_files import CONFIG, assert_one_line, command, make_tensors, safetensors_bytes, write_folder, write_gguf
+from model_files import CONFIG, assert_one_line, make_tensors, safetensors_bytes, write_folder, write_gguf
 from tiny import ROOT
 
 import utils
@@ -210,7 +210,7 @@ def test_convert_refuses_what_it_would_spoil_or_cannot_write(tmp_path, edge):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
-def test_convert_as_a_command(tmp_path):
-    result = command("convert", "--model", "tales", "--out", tmp_path / "tales.npz")
+def test_convert_as_a_command(edge, tmp_path):
+    result = edge(utils.COMMANDS, "convert", "--model", "tales", "--out", tmp_path / "tales.npz")
     assert (result.returncode, result.stdout, result.stderr) == (0, f"{tmp_path}/tales.npz\n", "")
     np.testing.assert_array_equal(utils.load_model(tmp_path / "tales.npz")[2]["wte"], utils.load_model()[2]["wte"])

@@ -15,11 +15,13 @@ from tiny import ROOT, V0, random_model, random_prompts
 import attention
 import build
 import gpt2_v2_padding
+import gpt2_v3_kvcache
 import measure
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in build.pages()}
 VERSION_PAGES = [name for name in PAGES if re.fullmatch(r"docs/v\d+\.md", name)]
 LINE_BY_LINE = VERSION_PAGES[:7]  # v0 to v6; the pages of v7 and later show what matters of larger diffs
+WITH_EXERCISES = [*LINE_BY_LINE, "docs/v7.md", "docs/v8.md", "docs/v9.md"]
 BUILT = {command for text in PAGES.values() for command in build.commands_of(text)}  # run by build.py --check
 every_page = pytest.mark.parametrize("page", PAGES)
 
@@ -119,7 +121,7 @@ def test_greedy_texts_do_not_hang_by_a_hair():
     assert len(runs) >= 5
     for prompt, n in runs:
         ids = encoder.encode(prompt)
-        new_ids = gpt2_v2_padding.generate([ids], params, hparams["n_head"], n)[0]
+        new_ids = gpt2_v3_kvcache.generate([ids], params, hparams["n_head"], n)[0]
         logits = gpt2_v2_padding.gpt2([ids + new_ids[:-1]], **params, n_head=hparams["n_head"])[0, len(ids) - 1 :]
         second, best = np.sort(logits, axis=-1)[:, -2:].T
         assert np.argmax(logits, axis=-1).tolist() == new_ids
@@ -235,10 +237,11 @@ def test_pictures_have_a_ground_of_their_own(path):
 
 # What is left to do of commands that would run this suite within itself, or change this machine: to see that they find
 # tests, and that what they would install is in pyproject.toml. .ci/run does them for good.
-COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?$")
+COLLECT = re.compile(r"python -m pytest(?: -m (?:\w+|\"[^\"]*\"))?(?: -n 0)?$")
 INSTALL = re.compile(r"pip install (-r \S+|-e '\.\[[\w,]+\]'|[\w.=]+)(?: && |$)")
-ELSEWHERE = {  # these need a clone, and the last is refused: see test_packaging.py
+ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), and the last needs Ray (test_ray.py)
     "git lfs pull", *(f"git checkout {path.name}" for path in build.diffs.VERSIONS.values()), "pip install .",
+    "python jobs.py complete prompts.jsonl --out results/ --ray",
 }  # fmt: skip
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {
@@ -253,6 +256,8 @@ INSTEAD = {
     "python benchmarks/bench.py": "python benchmarks/bench.py --quick --only sequence --model tales",
     "python benchmarks/bench.py --goals": "python benchmarks/bench.py --goals --only context --model tales",
     "python benchmarks/bench.py --quick": "python benchmarks/bench.py --quick --only prefill --model tales",
+    "python benchmarks/bench_jobs.py":
+        "python benchmarks/bench_jobs.py --only lookup-tales-code-8 --rounds 1 --out build/j.json",
 }
 NO_WEIGHTS = "python -m pytest tests/test_real_weights.py -rs"
 
@@ -341,7 +346,7 @@ def test_measuring(monkeypatch, tmp_path):
 
 def exercises():
     """-> [(page, text, command, answer)]: the answer is the diff that the page shows, folded."""
-    for page in LINE_BY_LINE:
+    for page in WITH_EXERCISES:
         section = PAGES[page].partition("## Exercises")[2]
         for text in re.split(r"(?m)^\d\. ", section)[1:]:
             answer = re.search(r"(?ms)^   ```diff\n(.*?)^   ```$", text)
@@ -357,7 +362,7 @@ def with_answer(code, answer):
     return code.replace(old, new)
 
 
-@pytest.mark.parametrize("page", LINE_BY_LINE)
+@pytest.mark.parametrize("page", WITH_EXERCISES)
 def test_exercises_have_what_a_learner_needs(page):
     name = build.diffs.VERSIONS[Path(page).stem].name
     assert f"`git checkout {name}` undoes an edit" in PAGES[page]
@@ -443,11 +448,11 @@ def test_the_table_of_attention_weights():
 
 
 @pytest.mark.parametrize("flags, n", [("--head all", 6), ("--layer all --head 3", 6)])
-def test_all_heads_and_all_layers(shell, flags, n):
-    status, output = shell.run(f'python docs/attention.py "The cat sat" {flags}')
-    assert status == 0
-    assert len(re.findall(r"(?m)^layer \d, head \d$", output)) == n
-    assert output.count("1.00") >= n
+def test_all_heads_and_all_layers(edge, flags, n):
+    result = edge(attention.main, "The cat sat", *flags.split())
+    assert result.returncode == 0
+    assert len(re.findall(r"(?m)^layer \d, head \d$", result.stdout)) == n
+    assert result.stdout.count("1.00") >= n
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,14 @@ from tiny import (
     where_the_model_is_new,
 )
 
-N_NEW = 6  # tokens to generate
+N_NEW = 5  # tokens to generate
 # Lengths of the prompts of a batch. np.sum regroups its terms from 8 on, so short prompts alone prove little.
 EQUAL = {
-    "tiny": [(1,), (2,), (8,), (9,), (33,), (1, 1, 1), (9, 9), (17, 17, 17), (8,) * 5],
-    "odd": [(1,), (17, 17, 17), (8,) * 5],
+    "tiny": [(1,), (9,), (33,), (1, 1, 1), (17, 17, 17), (8,) * 5],
+    "odd": [(17, 17, 17)],
     "wide": [(9, 9)],
 }
-RAGGED = [(9, 8, 1), (17, 3, 33, 16), (40, 40, 1, 25), (4, 1, 2, 5, 3)]
-some_random = np.random.default_rng(2024)
-RAGGED += [tuple(some_random.integers(1, 41, size=size).tolist()) for size in (2, 5)]
+RAGGED = [(9, 8, 1), (17, 3, 33, 16), (4, 1, 2, 5, 3), (40, 1, 25), (12, 31)]
 
 every_size = pytest.mark.parametrize("size", SIZES)
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
@@ -48,7 +46,7 @@ small_sizes = pytest.mark.parametrize("size", ["tiny", "odd"])
 
 def ragged(size):
     """RAGGED, of which fewer are enough for models of other sizes."""
-    return RAGGED[: {"tiny": None, "odd": 2, "wide": 1}[size]]
+    return RAGGED[: {"tiny": None, "odd": 1, "wide": 1}[size]]
 
 
 @functools.cache
@@ -106,7 +104,7 @@ def test_a_ragged_batch(version, size):
 @every_caching_version
 def test_pieces_of_any_width(version, size):
     model, prompts, expected = alone(size, (17, 17))
-    pieces_of_17 = [[1] * 17, [3, 1, 5, 8], [16, 1], [1, 16], [9, 8], [17]]
+    pieces_of_17 = [[1] * 17, [3, 1, 5, 8], [16, 1], [17]]
     for spare, pieces in enumerate(pieces_of_17 if size == "tiny" else pieces_of_17[:2]):
         assert_same_bits(version.cached_logits(model, prompts, pieces, spare), expected)
 
@@ -115,14 +113,14 @@ def test_pieces_of_any_width(version, size):
 @every_caching_version
 def test_a_ragged_batch_through_the_cache(version, size):
     """Pieces of 5 columns, some of which hold only pads in some rows, then single tokens, as in decoding."""
-    for lengths in ragged(size):
+    for lengths in ragged(size)[:3]:
         model, prompts, expected = alone(size, lengths)
         whole, rest = divmod(max(lengths), 5)
         assert_same_bits(version.cached_logits(model, prompts, [5] * whole + [1] * rest, spare=2), expected)
 
 
 @pytest.mark.parametrize("version", CACHING, ids=str)
-@pytest.mark.parametrize("chunk", [1, 3, 16, 128])
+@pytest.mark.parametrize("chunk", [1, 3, 128])
 def test_prefill_and_decode_one_token(version, chunk):
     """The two steps of generation, at any width of prefill's chunks, against v0's last positions."""
     model, prompts = random_model(), random_prompts([17, 4, 9, 16])
@@ -141,16 +139,15 @@ def test_prefill_and_decode_one_token(version, chunk):
 
 
 @every_version
-@every_size
-def test_greedy_ids(version, size):
-    for lengths in [(9,), (16, 16), (1, 1, 1)] if size == "tiny" else [(9, 9)]:
-        expected, _ = greedy_alone(size, lengths, N_NEW)
-        assert version.generate(random_model(**SIZES[size]), random_prompts(lengths), N_NEW) == expected
+def test_greedy_ids(version):
+    for lengths in [(9,), (16, 16), (1, 1, 1)]:
+        expected, _ = greedy_alone("tiny", lengths, N_NEW)
+        assert version.generate(random_model(), random_prompts(lengths), N_NEW) == expected
 
 
 @pytest.mark.parametrize("version", PADDING + FLAT, ids=str)
 def test_greedy_ids_of_a_ragged_batch(version):
-    for lengths in RAGGED[1:4]:
+    for lengths in RAGGED[:2]:
         expected, _ = greedy_alone("tiny", lengths, N_NEW)
         assert version.generate(random_model(), random_prompts(lengths), N_NEW) == expected
 
@@ -164,7 +161,7 @@ def test_greedy_ids_of_these_models_say_something():
 
 # ---- BLAS: equal to the last bit where both sides make the same calls
 
-BLAS_LENGTHS = [1, 2, 4, 5, 8, 9, 16, 17, 33, 48]
+BLAS_LENGTHS = [1, 5, 8, 33]
 both_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 STEPS = [(before, after) for before, after in NEIGHBOURS if before.has_one_shape == after.has_one_shape]
 
@@ -189,6 +186,7 @@ def test_same_calls_for_a_batch_of_one(before, after, size, dtype):
     for length in BLAS_LENGTHS:
         prompts = random_prompts([length])
         assert_same_bits(after.logits(model, prompts), before.logits(model, prompts))
+    prompts = random_prompts([9])
     assert after.generate(model, prompts, N_NEW) == before.generate(model, prompts, N_NEW)
 
 
@@ -198,10 +196,9 @@ def test_same_calls_for_a_batch_of_one(before, after, size, dtype):
 @every_batched_step
 def test_same_calls_for_equal_lengths(before, after, size, dtype):
     model = random_model(dtype, **SIZES[size])
-    for B in (2, 3, 5, 8):
-        for length in (1, 8, 9, 33):
-            prompts = random_prompts([length] * B)
-            assert_same_bits(after.logits(model, prompts), before.logits(model, prompts))
+    for B, length in ((2, 33), (3, 8), (5, 9), (8, 1)):
+        prompts = random_prompts([length] * B)
+        assert_same_bits(after.logits(model, prompts), before.logits(model, prompts))
 
 
 @pytest.mark.blas
@@ -211,7 +208,7 @@ def test_same_calls_for_equal_lengths(before, after, size, dtype):
 def test_same_calls_for_a_ragged_batch(before, after, size, dtype):
     """With a cache: for a prefill into a fresh one, also where it has room for more."""
     model = random_model(dtype, **SIZES[size])
-    for lengths in RAGGED[1:]:
+    for lengths in RAGGED[1:4]:
         prompts = random_prompts(lengths)
         expected = before.logits(model, prompts)
         assert_same_bits(after.logits(model, prompts), expected)
@@ -225,25 +222,23 @@ def test_same_calls_for_a_ragged_batch(before, after, size, dtype):
 @every_cached_step
 def test_same_calls_for_everything_through_the_cache(before, after, size, dtype):
     model = random_model(dtype, **SIZES[size])
-    for lengths in RAGGED[1:3]:
-        prompts, pieces = random_prompts(lengths), [1, max(lengths) - 3, 1, 1]
-        assert_same_bits(*(version.cached_logits(model, prompts, pieces) for version in (after, before)))
-        assert after.generate(model, prompts, N_NEW) == before.generate(model, prompts, N_NEW)
+    lengths = RAGGED[1]
+    prompts, pieces = random_prompts(lengths), [1, max(lengths) - 3, 1, 1]
+    assert_same_bits(*(version.cached_logits(model, prompts, pieces) for version in (after, before)))
+    assert after.generate(model, prompts, N_NEW) == before.generate(model, prompts, N_NEW)
 
 
 @pytest.mark.blas
 @both_floats
 @every_size
-def test_same_bits_where_all_calls_have_one_shape(size, dtype):
+@pytest.mark.parametrize("version", where_the_model_is_new(v for v in VERSIONS if v.has_one_shape), ids=str)
+def test_same_bits_where_all_calls_have_one_shape(version, size, dtype):
     """What v5 is for: alone, padded, in a batch and through the cache in any pieces, the bits are the same."""
-    for version in VERSIONS:
-        if version.has_one_shape:
-            for lengths in RAGGED[1:3]:
-                model, prompts = random_model(dtype, **SIZES[size]), random_prompts(lengths)
-                expected = [version.logits(model, [ids])[0] for ids in prompts]
-                assert_same_bits(version.logits(model, prompts), expected)
-                for pieces in ([max(lengths)], [1, max(lengths) - 3, 1, 1]):
-                    assert_same_bits(version.cached_logits(model, prompts, pieces, spare=7), expected)
+    model, lengths = random_model(dtype, **SIZES[size]), RAGGED[1]
+    prompts = random_prompts(lengths)
+    expected = [version.logits(model, [ids])[0] for ids in prompts]
+    assert_same_bits(version.logits(model, prompts), expected)
+    assert_same_bits(version.cached_logits(model, prompts, [1, max(lengths) - 3, 1, 1], spare=7), expected)
 
 
 # ---- BLAS, everything else: near to v0, and the same greedy ids
@@ -261,7 +256,7 @@ def near(actual, expected):
 @every_size
 @every_batching_version
 def test_float32_logits_are_near(version, size):
-    lists = [(length,) * B for length in (1, 8, 17, 48) for B in (2, 3, 5)]
+    lists = [(1,) * 5, (8,) * 2, (17,) * 3, (48,) * 2]
     for lengths in lists + RAGGED * version.pads:
         model, prompts, expected = alone(size, lengths, np.float32)
         near(version.logits(model, prompts), expected)
@@ -274,7 +269,7 @@ def test_float32_logits_are_near(version, size):
 @every_size
 def test_float32_greedy_ids(version, size):
     """The ids of v0 in np.longdouble. The best two logits are further apart than rounding can move them."""
-    for lengths in [(9,), (16, 16), *(RAGGED[1:4] if size == "tiny" else [])]:
+    for lengths in [(9, 9), *(RAGGED[:2] if size == "tiny" else [])]:
         expected, logits = greedy_alone(size, lengths, N_NEW)
         best_two = np.sort(logits, axis=-1)[..., -2:]
         assert np.all(best_two[..., 1] - best_two[..., 0] > 2 * TOLERANCE)

@@ -6,7 +6,6 @@ disk, and closed streams are in test_jobs.py, test_downloads.py, test_run.py and
 What a signal does: Ctrl-C (SIGINT) ends a command quietly with exit status 130. SIGTERM and SIGKILL end it as they end
 any program, with 128 + 15 and 128 + 9 in a shell. After each of them the same command, started again, does the rest.
 """
-import contextlib
 import errno
 import json
 import os
@@ -20,6 +19,7 @@ import time
 import numpy as np
 import pytest
 from fake_hub import FakeHub
+from forks import Process
 from model_files import (
     CONFIG,
     assert_one_line,
@@ -43,69 +43,6 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="signals are a matter of Unix"),
     pytest.mark.usefixtures("clean_environment"),
 ]
-
-# Runs commands as processes that have their imports behind them, so that signals come while they are at work. A line of
-# JSON asks for one; the answers are its process id and then its exit status, as subprocess would give it.
-SERVER = """
-import json, os, signal, sys
-__file__ = os.path.abspath("command.py")  # beside utils.py, as a command is
-signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests were started in the background
-import requests  # which a download would import
-import gpt2_v4_sampling, jobs, utils
-from gpt2_io import command_line
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # until the command has begun
-commands = {"v4": gpt2_v4_sampling.main, "utils": utils.COMMANDS, "jobs": jobs.COMMANDS}
-for line in sys.stdin:
-    asked = json.loads(line)
-    pid = os.fork()
-    if pid == 0:
-        break
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-else:
-    sys.exit()
-os.environ.update(asked["environment"])
-for fd, path in enumerate((os.devnull, asked["stdout"], asked["stderr"])):
-    os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), fd)
-call = command_line.call
-def begin(*arguments):
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    return call(*arguments)
-command_line.call = begin
-sys.argv = ["command.py", *asked["arguments"]]
-utils.run(commands[asked["command"]])
-"""
-
-
-class Process:
-    """A command that the server started: `kill` it, or `wait` for its (exit status, stdout, stderr)."""
-
-    def __init__(self, server, folder, name, arguments, environment):
-        self.server, self.files = server, [folder / "stdout", folder / "stderr"]
-        asked = {"command": name, "arguments": [str(argument) for argument in arguments], "environment": environment}
-        asked |= {"stdout": str(self.files[0]), "stderr": str(self.files[1])}
-        server.stdin.write(json.dumps(asked) + "\n")
-        server.stdin.flush()
-        self.pid = int(server.stdout.readline())
-
-    def kill(self, number):
-        with contextlib.suppress(ProcessLookupError):  # it may have come to its end
-            os.kill(self.pid, number)
-
-    def wait(self):
-        status = int(self.server.stdout.readline())
-        return status, *(file.read_text(encoding="utf-8") for file in self.files)
-
-
-@pytest.fixture(scope="module")
-def server():
-    process = subprocess.Popen(
-        [sys.executable, "-c", SERVER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
-    )
-    yield process
-    process.stdin.close()
-    assert process.wait(60) == 0
-
 
 SIGNALS = {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: -15}  # what it ends with
 each_signal = pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -304,7 +241,11 @@ utils.run(main)
     [
         ("    try: wait()\n    finally: wait()", 2),  # a second Ctrl-C while the first one is at work
         ("    class Closing:\n        def __del__(self): wait()\n    Closing(); time.sleep(60)", 1),
-        ("    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()", 1),
+        pytest.param(
+            "    class Made:\n        def __init__(self): wait()\n        def __del__(self): self.not_yet\n    Made()",
+            1,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["twice", "where Python drops it", "with something half made"],
 )
@@ -368,25 +309,17 @@ assert not failed and state() == before
 
 # ---- clocks
 
+# Where small machines without a battery begin.
 IN_1971 = """
-import sys, time
+import time
 now, localtime = time.time, time.localtime
 began = now()
 time.time = lambda: 4e7 + now() - began
 time.localtime = lambda seconds=None: localtime(time.time() if seconds is None else seconds)
-sys.path.insert(0, {root!r})
-import gpt2_v4_sampling, jobs, utils
-utils.run(utils.COMMANDS, v4=gpt2_v4_sampling.main, jobs=jobs.COMMANDS)
 """
 
 
-def in_1971(*arguments, **options):
-    """A command of utils, of v4 as "v4", or of jobs as "jobs", where small machines without a battery begin."""
-    arguments = [sys.executable, "-c", IN_1971.format(root=str(ROOT)), *map(str, arguments)]
-    return subprocess.run(arguments, capture_output=True, encoding="utf-8", timeout=60, **options)
-
-
-def test_a_job_goes_on_with_the_clock_set_back(edge, tmp_path):
+def test_a_job_goes_on_with_the_clock_set_back(server, edge, tmp_path):
     """Nothing depends on the time of day, nor on the times of files: these are from the future."""
     folder = write_folder(tmp_path / "model")
     (tmp_path / "p.txt").write_text("the\nin\nthe king\na", encoding="utf-8")
@@ -398,11 +331,11 @@ def test_a_job_goes_on_with_the_clock_set_back(edge, tmp_path):
     (tmp_path / "o.part").write_bytes(FIRST_LINE + whole[: len(whole) // 2])
     for path in (tmp_path / "o.part", tmp_path / "p.txt", *folder.iterdir()):
         os.utime(path, (4e9, 4e9))
-    result = in_1971("jobs", *arguments)
-    assert (result.returncode, result.stderr, (tmp_path / "o").read_bytes()) == (0, "", whole)
+    assert Process(server, tmp_path, "jobs", arguments, code=IN_1971).wait() == (0, "", "")
+    assert (tmp_path / "o").read_bytes() == whole
 
 
-def test_a_download_goes_on_with_the_clock_set_back(tmp_path):
+def test_a_download_goes_on_with_the_clock_set_back(server, tmp_path):
     folder = tmp_path / "org" / "name"
     folder.mkdir(parents=True)
     data = FILES["model.safetensors"]
@@ -411,19 +344,19 @@ def test_a_download_goes_on_with_the_clock_set_back(tmp_path):
         os.utime(folder / name, (4e9, 4e9))
     with FakeHub() as hub:
         hub.add_model("org/name", FILES)
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}
-        result = in_1971("download", "org/name", "--models_dir", tmp_path, env=environment)
-        assert (result.returncode, result.stderr) == (0, "")
+        environment, arguments = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": ""}, ["org/name", "--models_dir", tmp_path]
+        process = Process(server, tmp_path, "utils", ["download", *arguments], environment, IN_1971)
+        assert process.wait()[::2] == (0, "")
         assert hub.ranges("model.safetensors") == ["bytes=1000-"]
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
-def test_convert_writes_the_same_bytes_at_any_time(tmp_path):
+def test_convert_writes_the_same_bytes_at_any_time(server, tmp_path):
     """A zip file knows no time before 1980."""
     folder = write_folder(tmp_path / "model")
     utils.convert(folder, tmp_path / "now.npz")
-    result = in_1971("convert", folder, tmp_path / "then.npz")
-    assert (result.returncode, result.stderr) == (0, "")
+    process = Process(server, tmp_path, "utils", ["convert", folder, tmp_path / "then.npz"], code=IN_1971)
+    assert process.wait()[::2] == (0, "")
     assert (tmp_path / "now.npz").read_bytes() == (tmp_path / "then.npz").read_bytes()
 
 

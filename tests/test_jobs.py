@@ -21,11 +21,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from model_files import assert_one_line, command
+from forks import Process
+from model_files import CONFIG, assert_one_line, command, write_folder
 from tiny import ROOT, random_model
 
 import gpt2_v1_batching as v1
-import gpt2_v8_lookup as newest
+import gpt2_v9_beam as newest
 import jobs
 import utils
 from gpt2_io import files, prompts, results
@@ -50,7 +51,8 @@ def tiny(seed=0):
 
 @pytest.fixture
 def tiny_model(monkeypatch, encoder):
-    """Commands in this process use a model that takes no time."""
+    """Commands in this process use a model that takes no time, and do not wait for the disk: no power is lost here."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
     hparams = {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}
     monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, tiny().params))
 
@@ -168,6 +170,15 @@ BAD_FILES = [
     (b'{"prompt": "a"}\n{"prompt": "a", "seed": 5}', ["line 2", "seed", "temperature 0"]),
     (b'{"prompt": "a", "presence_penalty": 0.5}', ["line 1", "presence_penalty"]),
     (b'{"prompt": "a", "n": 2}', ["line 1", "n 2"]),
+    (b'{"prompt": "a", "n_beams": 2}', ["line 1", "n_beams 2"]),
+    (b'{"prompt": "a", "no_repeat_ngram_size": -1}', ["line 1", "no_repeat_ngram_size"]),
+    (b'{"prompt": "a", "min_new_tokens": "x"}', ["line 1", "min_new_tokens"]),
+    (b'{"prompt": "a", "bad_words": 5}', ["line 1", "bad_words"]),
+    (b'{"prompt": "a", "bad_words": ["a", ""]}', ["line 1", "bad_words"]),
+    (b'{"prompt": "a", "bad_words": [["a"]]}', ["line 1", "bad_words"]),
+    (b'{"prompt": "a", "logit_bias": [1]}', ["line 1", "logit_bias"]),
+    (b'{"prompt": "a", "logit_bias": {"x": 1}}', ["line 1", "logit_bias"]),
+    (b'{"prompt": "a", "logit_bias": {"1": true}}', ["line 1", "logit_bias"]),
     (b'{"prompt": "a", "model": "124M"}', ["line 1", "'124M'", "--model"]),
     (b'{"prompt": "a", "text": "mine"}', ["line 1", "text", "another name"]),
     (b'{"custom_id": "r", "body": {"prompt": "a", "top_p": 2}}', ["line 1", "top_p"]),
@@ -285,16 +296,56 @@ def test_a_line_s_settings_are_those_of_the_command_line(done, edge):
         {"temperature": 1.0, "top_p": 0.5, "max_tokens": 2},
         {"n_tokens_to_generate": 7}, {"temperature": 1, "min_p": 0.1, "seed": 2**100}, {}, {"repetition_penalty": 1.5},
         {"max_new_tokens": 0}, {"temperature": 0, "seed": None}, {"logprobs": True}, {"ignore_eos": True},
+        {"no_repeat_ngram_size": 1}, {"min_new_tokens": 4}, {"bad_words": " the"}, {"logit_bias": {"13": 50.5}},
     ]  # fmt: skip
     found = done([{"prompt": "The fox", "id": n, **line} for n, line in enumerate(flags)], "-n", 4, "--rows", 3)
     for line, result in zip(flags, found):
         line = {"n_tokens_to_generate": 4, **line, **({"seed": result["seed"]} if "seed" in result else {})}
         names = {"max_tokens": "n_tokens_to_generate", "max_new_tokens": "n_tokens_to_generate"}
+        line = {key: json.dumps(value) if isinstance(value, dict) else value for key, value in line.items()}
         arguments = [f"--{names.get(key, key)}={value}" for key, value in line.items() if value is not None]
         expected = json.loads(edge(newest.main, "The fox", "--json", *arguments).stdout)
         del expected["index"]
         assert {key: result.get(key) for key in expected} == expected
         assert line.get("seed") in (None, result.get("seed"))
+
+
+def test_what_a_line_rules_out_does_not_come(done):
+    plain, *ruled = done(
+        [{"prompt": "The fox", **line} for line in ({}, {"bad_words": [[2], " the"]}, {"logit_bias": {"2": -100}})]
+    )
+    banned = {*plain["ids"]}
+    words = done([{"prompt": "The fox", "bad_words": [[i] for i in banned]}])[0]
+    bias = done([{"prompt": "The fox", "logit_bias": {str(i): -100 for i in banned}}])[0]
+    assert words["ids"] == bias["ids"] and not banned & {*words["ids"]} and len(ruled) == 2
+
+
+@pytest.mark.parametrize("rows", [1, 6, 64])
+def test_beams_of_a_file_are_those_of_the_command_line(done, edge, rows):
+    lines = [{"prompt": p} for p in (*PROMPTS, PROMPTS[0])] + [{"prompt": "A", "max_tokens": 2, "bad_words": " the"}]
+    flags = ("--n_beams=3", "--n_best=2", "--length_penalty=0.5", "--early_stopping=never", "-n", "4")
+    found = done(lines, *flags, "--rows", rows)
+    assert [result["sample"] for result in found] == [0, 1] * len(lines)
+    for line, best in zip(lines, zip(found[::2], found[1::2])):
+        own = [f"-n={line['max_tokens']}", f"--bad_words={line['bad_words']}"] if "max_tokens" in line else []
+        expected = edge(newest.main, line["prompt"], "--json", *flags, *own).stdout.splitlines()
+        for result, other in zip(best, map(json.loads, expected)):
+            assert {key: result[key] for key in other if key != "index"} == {k: other[k] for k in other if k != "index"}
+    assert found[0]["score"] >= found[1]["score"] and found[0]["ids"] != found[1]["ids"]
+
+
+def test_where_fewer_beams_end_than_are_asked_for(done):
+    """Nothing is to be generated: there is one continuation, the empty one."""
+    best, second = done([{"prompt": "A"}], "--n_beams=3", "--n_best=2", "-n", "0")
+    assert (best["ids"], best["score"]) == ([], 0) and second["ids"] == [] and "score" not in second
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "repetition_penalty", "seed", "stop", "logprobs"])
+def test_what_goes_without_beams_only(run, tmp_path, name):
+    value = {"stop": "a", "logprobs": True}.get(name, 2)
+    assert_one_line(run(PROMPTS, "--n_beams=3", f"--{name}={value}"), f"{name} goes without beams")
+    line = {"prompt": "a", name: value}
+    assert_one_line(run([line], "--n_beams=3"), tmp_path / "in", "line 1", f"{name} goes without beams")
 
 
 def test_a_line_of_openai_s_batches(done):
@@ -389,7 +440,7 @@ def test_results_do_not_depend_on_the_batch_or_the_order(done, flags):
     """To the bit, in the order of the prompts."""
     lines = [{"prompt": prompt, "id": n} for n, prompt in enumerate([*PROMPTS, *PROMPTS[:3]])]
     expected = done(lines, *flags)
-    for rows in (1, 2, 5, 100):
+    for rows in (2, 100):
         assert done(lines, *flags, "--rows", rows) == expected
         shuffled = random.Random(rows).sample(lines, len(lines))
         order = [line["id"] for line in shuffled for _ in range(len(expected) // len(lines))]
@@ -454,8 +505,7 @@ def test_equal_prompts_are_made_once_where_nothing_is_drawn(done, monkeypatch, t
 
 @pytest.mark.parametrize("flags", [GREEDY, [*DRAWN, "--n_samples", "2"]], ids=["greedy", "samples"])
 def test_wherever_the_part_was_cut_the_job_ends_with_the_same_bytes(run, tmp_path, monkeypatch, flags):
-    """As a kill may cut it: in the first line, within a line, between two, before the last step and after it."""
-    monkeypatch.setattr(os, "fsync", lambda file: None)  # nothing loses power here
+    """As a kill may cut it: in the first line, within a line, between two, and before the last step."""
     out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
     lines = [*PROMPTS[:3], " a" * 99, "A"]
     parts = []
@@ -465,7 +515,7 @@ def test_wherever_the_part_was_cut_the_job_ends_with_the_same_bytes(run, tmp_pat
     whole, cut = out.read_bytes(), parts[0]
     assert not part.exists() and cut.count(b"\n") > 3
     ends = [match.end() for match in re.finditer(b"\n", cut)]
-    for size in [*range(0, len(cut), 61), *ends, *(end - 1 for end in ends), *(end + 1 for end in ends)]:
+    for size in [0, 7, len(cut) // 2, ends[0], ends[1] + 1, ends[2] - 1, ends[-1]]:
         for old in (None, whole) if size % 5 == 0 else (None,):
             out.unlink() if old is None and out.exists() else None
             part.write_bytes(cut[:size])
@@ -526,8 +576,8 @@ def test_results_leave_memory_when_they_are_written(run, monkeypatch):
     gc.collect()
     alive, before = [], n_alive()
     at_each_end(monkeypatch, lambda: alive.append(n_alive() - before))
-    run([f"a {n}" for n in range(16)], *GREEDY, "--rows", 4)
-    assert len(alive) == 16 and max(alive) <= 4
+    run([f"a {n}" for n in range(4)], *GREEDY, "--rows", 2)
+    assert len(alive) == 4 and max(alive) <= 2
 
 
 @pytest.mark.parametrize("error, status", [(KeyboardInterrupt, 130), (MemoryError, 2), (OSError("x"), 2)], ids=str)
@@ -554,9 +604,12 @@ def test_whatever_ends_a_job_the_same_command_goes_on(run, tmp_path, monkeypatch
 CHANGES = [
     ("temperature", "0.5"), ("top_k", "5"), ("top_p", "0.9"), ("min_p", "0.1"), ("repetition_penalty", "1.1"),
     ("seed", "8"), ("n_tokens_to_generate", "4"), ("n_samples", "2"), ("stop", "x"), ("ignore_eos", "True"),
-    ("logprobs", "True"),
+    ("logprobs", "True"), ("no_repeat_ngram_size", "2"), ("min_new_tokens", "1"), ("bad_words", "x"),
+    ("logit_bias", '{"1": 2}'),
 ]  # fmt: skip
-NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate"}
+BEAM_CHANGES = [("n_beams", "3"), ("length_penalty", "0"), ("early_stopping", "never"), ("bad_words", "x")]
+NOT_IN_KEYS = {"rows", "batch_size", "file", "out", "model", "models_dir", "tokenizer", "truncate", "parquet"}
+NOT_IN_KEYS |= {"ray", "ray_address", "actors"}
 
 
 def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch):
@@ -565,7 +618,7 @@ def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch)
     run(PROMPTS, *DRAWN)
     before = (tmp_path / "out.jsonl").read_bytes()
     flags = {*inspect.signature(jobs.complete).parameters}
-    assert flags == {flag for flag, _ in CHANGES} | NOT_IN_KEYS
+    assert flags == {flag for flag, _ in [*CHANGES, *BEAM_CHANGES, ("n_best", "1")]} | NOT_IN_KEYS
     for flag, value in CHANGES:
         result = run(PROMPTS, *DRAWN, f"--{flag}={value}")
         if flag == "n_samples":
@@ -586,6 +639,17 @@ def test_results_of_another_job_are_refused_and_kept(run, tmp_path, monkeypatch)
             assert_one_line(run(PROMPTS, *DRAWN), "none of its 6 results")
     assert (tmp_path / "out.jsonl").read_bytes() == before
     assert_quiet(run(PROMPTS, *DRAWN))
+
+
+def test_beams_of_another_job_are_refused_and_kept(run, tmp_path):
+    job = ("--n_beams=4", "--n_best=2", "-n", "3")
+    run(PROMPTS, *job)
+    before = (tmp_path / "out.jsonl").read_bytes()
+    for flag, value in [*BEAM_CHANGES, ("n_best", "3")]:
+        assert_one_line(run(PROMPTS, *job, f"--{flag}={value}"), tmp_path / "out.jsonl", "none of its 12 results")
+    (tmp_path / "out.jsonl").write_bytes(b"".join(before.splitlines(keepends=True)[1:7]))
+    assert_quiet(run(PROMPTS, *job))
+    assert (tmp_path / "out.jsonl").read_bytes() == before
 
 
 def damaged(lines):
@@ -788,6 +852,25 @@ def test_a_folder_that_nobody_may_write_to_and_one_that_is_not_there(edge, tiny_
     assert sorted(os.listdir(tmp_path)) == ["folder", "p"]
 
 
+# ---- on Ray, which is not there; test_ray.py has the rest
+
+
+def test_without_ray_a_job_on_ray_is_refused_in_one_line(run, monkeypatch, tmp_path):
+    """And no other job needs it."""
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("ray", "pyarrow") or "ray_jobs" in name]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("ray", "pyarrow"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that an import of it fails
+    assert_one_line(run(PROMPTS, "--ray"), "--ray needs Ray", "pip install 'ray[data]>=2.50'")
+    assert sorted(os.listdir(tmp_path)) == ["in"]
+    assert_quiet(run(PROMPTS, *GREEDY))
+
+
+@pytest.mark.parametrize("flag", [("--actors", 2), ("--ray_address", "auto"), ("--parquet",)])
+def test_flags_of_jobs_on_ray_are_refused_without_it(run, flag):
+    assert_one_line(run(PROMPTS, *flag), flag[0], "give --ray too")
+
+
 # ---- seen while it runs
 
 
@@ -892,7 +975,7 @@ def test_n_ctx_plus_one_ids_and_beyond(score):
     ids = np.random.default_rng(0).integers(0, 2047, 200).tolist()
     (result,), _ = score([{"text": ids[:65]}])
     np.testing.assert_allclose(result["logprobs"], naive(ids[:65], 1), atol=1e-4)
-    for stride, n in itertools.product((1, 7, 32, 63, 64), (66, 129, 200)):
+    for stride, n in ((1, 75), (7, 129), (32, 200), (63, 200), (64, 66)):
         (result,), _ = score([{"text": ids[:n]}], "--stride", stride, "--rows", 3)
         expected, first, begin = [], 1, 0
         while first < n:  # windows of 64, each `stride` after the one before
@@ -1073,22 +1156,27 @@ Results.write = die
 
 
 @unix
-def test_a_job_that_is_killed_ends_with_the_results_of_an_undisturbed_one(start, tmp_path):
+def test_a_job_that_is_killed_ends_with_the_results_of_an_undisturbed_one(server, tmp_path):
     """With other --rows and the prompts in another order each time; first of all in the middle of a batch."""
-    lines, out, n = ragged(20), tmp_path / "killed.jsonl", 0
-    arguments = ["--n_tokens_to_generate", "4"]
-    finish(start(lines, tmp_path / "undisturbed.jsonl", *arguments), 2, 20)
-    for code in KILLS.values():
-        n += 1
-        shuffled = random.Random(n).sample(lines, 20)
-        process = start(shuffled, out, *arguments, "--rows", str(2 + n), code=code)
-        assert process.wait(timeout=120) == -signal.SIGKILL
-        assert not out.exists()
+    lines, out = ragged(16), tmp_path / "killed.jsonl"
+    (tmp_path / "said").mkdir()
+    model = write_folder(tmp_path / "said" / "model", {**CONFIG, "n_positions": 256})
+
+    def run(lines, out, *arguments, code=""):
+        (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        arguments = ["complete", tmp_path / "prompts.jsonl", "--out", out, "--model", model, *DRAWN, *arguments]
+        return Process(server, tmp_path / "said", "jobs", arguments, code=code).wait()[::2]
+
+    status, undisturbed = run(lines, tmp_path / "undisturbed.jsonl")
+    assert status == 1 and undisturbed.startswith("1 of 16 prompts")
+    for n, code in enumerate(KILLS.values(), 1):
+        status, _ = run(random.Random(n).sample(lines, 16), out, "--rows", 1 + n, code=code)
+        assert status == -signal.SIGKILL and not out.exists()
     assert out.with_name("killed.jsonl.part").exists()
-    finish(start(lines, out, *arguments), 2, 20)
+    assert run(lines, out) == (1, undisturbed.replace("undisturbed", "killed"))
     assert out.read_bytes() == (tmp_path / "undisturbed.jsonl").read_bytes()
-    assert [line["id"] for line in read(out)] == list(range(20))
-    assert sorted(os.listdir(tmp_path)) == ["killed.jsonl", "prompts.jsonl", "undisturbed.jsonl"]
+    assert [line["id"] for line in read(out)] == list(range(16))
+    assert sorted(os.listdir(tmp_path)) == ["killed.jsonl", "prompts.jsonl", "said", "undisturbed.jsonl"]
 
 
 @unix

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-from model_files import CONFIG, assert_one_line, command, greedy, logits_of, make_tensors, write_folder, write_gguf
-from tiny import ROOT, VERSIONS
+from model_files import CONFIG, assert_one_line, greedy, logits_of, make_tensors, write_folder, write_gguf
+from tiny import ENDS, ROOT, VERSIONS, where_the_model_is_new
 from torch_files import torch_bytes
 
 import utils
@@ -168,7 +168,7 @@ def test_synonyms_of_gelu_new(tmp_path, name):
     utils.load_model(write_folder(tmp_path / "m", {**CONFIG, "activation_function": name}))
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", where_the_model_is_new(VERSIONS), ids=str)
 def test_another_epsilon_reaches_every_layer_norm(tmp_path, version):
     _, hparams, params = utils.load_model(write_folder(tmp_path / "m", {**CONFIG, "layer_norm_epsilon": 0.1}))
     assert {ln["eps"] for block in params["blocks"] for ln in (block["ln_1"], block["ln_2"])} | {
@@ -226,7 +226,7 @@ def test_a_tied_lm_head_is_left_out_and_an_untied_one_refused(tmp_path):
         refused(folder, "lm_head.weight", "wte")
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", ENDS, ids=str)
 def test_rows_of_wte_without_a_token_are_never_generated(tmp_path, version):
     config = {**CONFIG, "vocab_size": 300}
     tensors = make_tensors(config)
@@ -434,9 +434,9 @@ def test_the_order_of_search(tmp_path, elsewhere):
     assert find_model(elsewhere / "models" / "124M").resolve() == in_models
 
 
-def test_the_bundled_model_is_found_from_anywhere(elsewhere):
+def test_the_bundled_model_is_found_from_anywhere(elsewhere, edge):
     assert find_model("tales") == ROOT / "models" / "tales"
-    result = command("tokenize", "x", cwd=elsewhere)
+    result = edge(utils.COMMANDS, "tokenize", "x")
     assert result.returncode == 0 and "'x'" in result.stdout
 
 

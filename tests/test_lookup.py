@@ -85,8 +85,9 @@ DRAFTS = {
 def some_texts(is_sampled):
     """-> model, prompts, numbers of new tokens, what v6 gives each alone, and each text with all that could follow."""
     model, settings = random_model(np.float32, n_vocab=40, n_ctx=80), SAMPLED if is_sampled else {}
-    prompts = mixed_prompts(5, longest=50)
-    n = [81 - len(prompts[0]), 0, 1, 81 - len(prompts[3]), 20]
+    prompts = random_prompts([70, 60, 66, 61, 72], 40)
+    prompts[2][:40] = prompts[1][:40]
+    n = [81 - len(prompts[0]), 0, 1, 81 - len(prompts[3]), 5]
     whole = alone(model, prompts, [81 - len(ids) for ids in prompts], **settings)[0]
     expected = alone(model, prompts, n, stop_ids=[5], **settings)
     return model, prompts, n, expected, [prompt + ids for prompt, ids in zip(prompts, whole)]
@@ -99,9 +100,17 @@ def test_no_guess_changes_a_bit(monkeypatch, kind, is_sampled):
     """With stops inside of guesses, and texts that fill n_ctx to the last token."""
     model, prompts, n, expected, texts = some_texts(is_sampled)
     monkeypatch.setattr(v8, "draft", oracle(texts, **DRAFTS[kind]))
-    for n_rows, n_draft in ((1, 7), (5, 30)):
-        call = {"n_rows": n_rows, "n_draft": n_draft, "stop_ids": [5], **seeded(SAMPLED if is_sampled else {})}
-        assert results_of(V8, model, prompts, n, **call) == expected
+    rows = {"n_rows": 1, "n_draft": 7} if is_sampled else {"n_rows": 5, "n_draft": 30}
+    settings = seeded(SAMPLED if is_sampled else {})
+    assert results_of(V8, model, prompts, n, stop_ids=[5], **rows, **settings) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.5])
+def test_its_own_guesses_change_no_bit(temperature):
+    """Few tokens, so that some guesses are right and some are wrong."""
+    model, prompts = model_of(n_vocab=5), mixed_prompts(4, longest=30, n_vocab=5)
+    call = {"n_rows": 3, **seeded({"temperature": temperature} if temperature else {})}
+    assert results_of(V8, model, prompts, 25, **call) == results_of(V7, model, prompts, 25, **call)
 
 
 def test_a_guess_that_is_no_token_is_refused_and_the_cache_can_go_on(monkeypatch):
@@ -137,13 +146,13 @@ def test_a_generator_is_used_once_for_each_token_of_the_result(monkeypatch):
 def test_guesses_that_are_right_save_steps(monkeypatch):
     """8 tokens a step once they are known to be right; before that as many as fill up a block of rows."""
     model, prompts = model_of(), random_prompts([9], 40)
-    texts = [prompts[0] + alone(model, prompts, 120)[0][0]]
+    texts = [prompts[0] + alone(model, prompts, 56)[0][0]]
     monkeypatch.setattr(v8, "draft", oracle(texts))
-    steps = steps_of(V8, monkeypatch, model, prompts, 120)
+    steps = steps_of(V8, monkeypatch, model, prompts, 56)
     fed = [step[0] for step in steps]
     assert fed[0] == 9 + 7  # two blocks
     assert fed[1:-1] == [8] * len(fed[1:-1])
-    assert len(fed) == 15  # 120 / 8
+    assert len(fed) == 7  # 56 / 8
 
 
 @pytest.mark.parametrize("n_rows, most", [(1, 4), (6, 8), (16, 16)])
@@ -162,10 +171,11 @@ def test_guesses_that_are_wrong_take_only_what_is_free(monkeypatch, n_rows, most
 def test_the_surest_guesses_get_the_room(monkeypatch):
     """Of eight texts the guesses for one are right: it alone is fed more than a token."""
     model, prompts = model_of(), random_prompts([9] * 8, 40)
-    texts = [ids + new for ids, new in zip(prompts, results_of(V7, model, prompts, 110)[0])]
+    n = [24, 24, 110, *[24] * 5]
+    texts = [ids + new for ids, new in zip(prompts, results_of(V7, model, prompts, n)[0])]
     right, wrong = oracle(texts), oracle(texts, n_right=0, n_wrong=7)
     monkeypatch.setattr(v8, "draft", lambda ids, *args: (right if ids[:9] == prompts[2] else wrong)(ids, *args))
-    steps = steps_of(V8, monkeypatch, model, prompts, 110, n_rows=8)
+    steps = steps_of(V8, monkeypatch, model, prompts, n, n_rows=8)
     for step in steps[10:15]:
         assert step[2] == 8 and sum(step.values()) == 16  # and the 16th fills up a block
 

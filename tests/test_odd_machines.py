@@ -56,15 +56,12 @@ def checkout(tmp_path):
 # ---- by default
 
 
-def test_another_directory_no_home_no_locale_and_a_strict_python(expected, tmp_path):
+def test_an_odd_path_another_directory_no_home_no_locale_and_a_strict_python(expected, checkout, tmp_path):
+    """All at once; apart, and in other consoles, below."""
     unset = ("HOME", "USERPROFILE", "LANG", "LC_ALL", "LC_CTYPE", "XDG_CACHE_HOME", "HF_HOME", "PYTHONIOENCODING")
     known = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    assert greedy(python=["-O", *STRICT], cwd=tmp_path, unset=unset, **known) == (0, expected, b"")
-
-
-def test_a_path_with_spaces_and_other_letters(expected, checkout, tmp_path):
-    """And in a console that has not all of the letters."""
-    assert greedy(root=checkout, PYTHONIOENCODING="cp1252") == (0, expected, b"")
+    python = ["-O", *STRICT]
+    assert greedy(root=checkout, python=python, cwd=tmp_path, unset=unset, **known) == (0, expected, b"")
 
 
 # ---- every version and command

@@ -6,7 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 from model_files import logits_of, make_tensors, write_folder
-from tiny import VERSIONS
+from tiny import ENDS
 from torch_files import Raw, call, named, steps_of, storage, tensor, torch_bytes, zip_of
 
 import utils
@@ -60,7 +60,7 @@ def test_an_unused_tensor_of_another_type_does_no_harm(read):
         read(zip_of(steps_of({"new": newer}), {"0": b"123"}))["new"].float32()
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", ENDS, ids=str)
 def test_a_folder_with_pytorch_model_bin(tmp_path, version):
     folder = write_folder(tmp_path / "m")
     expected = logits_of(version, utils.load_model(folder)[2], 3, [1, 4, 7])

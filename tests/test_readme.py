@@ -1,5 +1,4 @@
 """The tables "given X, what happens" name a test for each of their rows."""
-import ast
 import functools
 import re
 
@@ -13,8 +12,7 @@ PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) 
 @functools.cache
 def functions_of(file):
     """The names of the functions in a file of tests."""
-    tree = ast.parse((ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return set(re.findall(r"(?m)^def (\w+)", (ROOT / "tests" / f"{file}.py").read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)

@@ -54,8 +54,8 @@ def shares(logits, n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
 def test_the_chance_of_each_token(settings, dtype):
     """Not by luck: the random numbers are an even grid, and the part of them that leads to each token is counted."""
     expected = chances(LOGITS, **settings)
-    found = shares(LOGITS.astype(dtype), 400, **settings)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=2.5 / 400)
+    found = shares(LOGITS.astype(dtype), 200, **settings)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2.5 / 200)
     assert (found > 0).tolist() == [chance > 0 for chance in expected]
 
 
@@ -88,9 +88,9 @@ def test_100_000_draws_have_the_exact_distribution(settings):
 
 
 def test_row_seeds_that_are_neighbours_are_independent():
-    """10,000 rows whose streams differ in the row's number alone, one draw each, have the distribution of one row."""
-    generators = v4.row_generators(7, 5000, 2)
-    ids = v4.sample(np.broadcast_to(LOGITS, (10_000, 12)), generators, temperature=1.0)
+    """2,000 rows whose streams differ in the row's number alone, one draw each, have the distribution of one row."""
+    generators = v4.row_generators(7, 1000, 2)
+    ids = v4.sample(np.broadcast_to(LOGITS, (2000, 12)), generators, temperature=1.0)
     statistic, limit = chi_square(np.bincount(ids, minlength=12), chances(LOGITS))
     assert statistic < limit
 
@@ -102,7 +102,7 @@ def test_find_share_finds_the_token_that_crosses_a_share(n_vocab):
     The weights are float32 of all sizes, whose sums depend on their order: at the ends a share may lie behind the last
     sum of a block by rounding alone.
     """
-    for seed in range(30):
+    for seed in range(10):
         rng = np.random.default_rng(seed)
         weights = np.exp(3 * rng.standard_normal(n_vocab)).astype(np.float32)
         weights[rng.random(n_vocab) < 0.5] = 0
@@ -116,7 +116,7 @@ def test_find_share_finds_the_token_that_crosses_a_share(n_vocab):
 
 @pytest.mark.parametrize("number", [0.0, 1e-300, 2.0**-53, 0.5, 1 - 2.0**-53])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble], ids=["float32", "float64", "longdouble"])
-@pytest.mark.parametrize("n_vocab", [1, 2, 255, 256, 257, 512, 50_257])
+@pytest.mark.parametrize("n_vocab", [1, 255, 257, 50_257])
 def test_the_ends_of_the_random_numbers_stay_inside_of_the_vocabulary(n_vocab, dtype, number):
     """random() gives 0 but never 1. Sums over 50,257 floats differ by their order, so ends are where mistakes show."""
     logits = np.zeros((1, n_vocab + 4), dtype)
@@ -135,7 +135,7 @@ def test_the_token_that_crosses_top_p_is_kept():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
 def test_equal_tokens_reach_top_p_exactly_whatever_the_rounding(dtype):
     """Of n tokens that are as likely, k are kept at top_p k / n, although k / n * n is not always k in floats."""
-    for n in range(2, 60):
+    for n in range(2, 40):
         for k in range(1, n):
             kept = v4.keep_top_p(np.ones(n, dtype), k / n)
             assert kept.dtype == dtype and np.flatnonzero(kept).tolist() == list(range(k))
@@ -382,9 +382,9 @@ def test_damaged_weights_are_an_error():
 
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.95, "min_p": 0.01}], ids=str)
 def test_every_draw_works_in_float32(settings):
-    """np.random.multinomial raises for 27 of 200 such rows, as their probabilities add up to more than 1."""
-    logits = np.random.default_rng(0).standard_normal((200, 50_257)).astype(np.float32) * 3
-    generators = [np.random.default_rng(row) for row in range(200)]
+    """np.random.multinomial raises for 11 of these 40 rows, as their probabilities add up to more than 1."""
+    logits = np.random.default_rng(0).standard_normal((40, 50_257), dtype=np.float32) * 3
+    generators = [np.random.default_rng(row) for row in range(40)]
     ids = v4.sample(logits, generators, temperature=0.8, **settings)
     assert len(set(ids.tolist())) > 20 and np.all((0 <= ids) & (ids < 50_257))
 
@@ -413,10 +413,10 @@ def penalized_greedy(model, ids, n, penalty):
 
 @pytest.mark.parametrize("penalty", [1.3, 5.0, 0.7])
 def test_prompt_and_new_tokens_are_seen_and_pads_are_not(penalty):
-    """Pads are given the id of each token in turn: only real tokens may count."""
+    """Pads are given ids of tokens in turn: only real tokens may count."""
     model, prompts = random_model(), [[5, 3, 9, 1, 8, 2, 7, 6, 4], [3], [11, 12]]
     expected = [penalized_greedy(model, prompt, 6, penalty) for prompt in prompts]
-    for pad_id in range(17):
+    for pad_id in range(0, 17, 4):
         input_ids, mask = v4.left_pad(prompts, pad_id)
         ids = v4.generate(input_ids, model.params, model.n_head, 6, mask, repetition_penalty=penalty)
         assert ids == expected
@@ -455,7 +455,7 @@ def test_a_row_is_the_same_alone_in_any_batch_and_in_any_order():
         assert ids_of([PROMPTS[i] for i in order], [SEEDS[i] for i in order]) == [alone[i] for i in order]
 
 
-@pytest.mark.parametrize("n_samples", [1, 2, 3, 5])
+@pytest.mark.parametrize("n_samples", [1, 3])
 def test_a_row_is_the_same_with_any_number_of_samples(n_samples):
     """Sample s of prompt b has the stream (seed, b, s), so the first ones are the same however many there are."""
     ids = ids_of(PROMPTS, 7, n_samples=n_samples)
@@ -614,16 +614,16 @@ def test_without_logprobs_none_is_told():
 
 # ---- the commands, on the bundled model
 
-STORY = ["Once upon a time", "--temperature", "0.8", "--top_p", "0.9", "--seed", "7"]
+STORY = ["Once upon a time", "--temperature", "0.8", "--top_p", "0.9", "--seed", "7", "--n_tokens_to_generate", "12"]
 
 
 def test_three_different_stories_the_same_on_every_run_and_the_first_of_them_alone(edge):
-    """As processes of their own, so that nothing that one of them remembers can help the other."""
+    """One as a process of its own, so that nothing that was remembered can help it."""
     three = command(*STORY, "--n_samples", "3", script="gpt2_v4_sampling.py")
     assert (three.returncode, three.stderr) == (0, "")
     stories = three.stdout.removesuffix("\n").split("\n\nOnce upon a time")
     assert stories[0].startswith("Once upon a time") and len(stories) == 3 and len(set(stories)) == 3
-    assert command(*STORY, "--n_samples", "3", script="gpt2_v4_sampling.py").stdout == three.stdout
+    assert edge(v4.main, *STORY, "--n_samples", "3").stdout == three.stdout
     one = edge(v4.main, *STORY, "--n_samples", "1")
     assert "Once upon a time" + one.stdout == stories[0] + "\n"
 
@@ -641,7 +641,7 @@ def test_the_same_row_seed_gives_the_same_ids_alone_as_row_0_and_as_row_6():
 
     def generate(prompts, seeds):
         input_ids, mask = v4.left_pad(prompts)
-        return v4.generate(input_ids, params, hparams["n_head"], 40, mask, **known, seed=seeds)
+        return v4.generate(input_ids, params, hparams["n_head"], 10, mask, **known, seed=seeds)
 
     seeds = [(7, row, 0) for row in range(1, 7)]
     alone = generate([prompt], [(7, 0, 0)])[0]
@@ -650,23 +650,24 @@ def test_the_same_row_seed_gives_the_same_ids_alone_as_row_0_and_as_row_6():
 
 
 def test_the_command_gives_each_prompt_the_stream_of_its_number(edge):
-    result = edge(v4.main, *RAGGED, *STORY[1:], "--json", "--n_tokens_to_generate", 10)
+    result = edge(v4.main, *RAGGED[:4], *STORY[1:], "--json")
     assert (result.returncode, result.stderr) == (0, "")
     encoder, hparams, params = utils.load_model()
     for line in map(json.loads, result.stdout.splitlines()):
         ids, known = encoder.encode(line["prompt"]), {"temperature": 0.8, "top_p": 0.9, "stop_ids": encoder.stop_ids}
-        alone = v4.generate([ids], params, hparams["n_head"], 10, seed=[(7, line["index"], 0)], **known)
+        alone = v4.generate([ids], params, hparams["n_head"], 12, seed=[(7, line["index"], 0)], **known)
         assert alone == [line["ids"]]
 
 
 def test_a_fresh_seed_is_told_and_repeats_the_run(edge):
-    first = edge(v4.main, "The fox", "--temperature", "1")
+    drawn = ["The fox", "--temperature", "1", "-n", "15"]
+    first = edge(v4.main, *drawn)
     assert first.returncode == 0
     word, seed = first.stderr.split()
     assert word == "seed:"
-    again = edge(v4.main, "The fox", "--temperature", "1", "--seed", seed)
+    again = edge(v4.main, *drawn, "--seed", seed)
     assert (again.stdout, again.stderr) == (first.stdout, "")
-    other = edge(v4.main, "The fox", "--temperature", "1")
+    other = edge(v4.main, *drawn)
     assert other.stdout != first.stdout and other.stderr != first.stderr
 
 

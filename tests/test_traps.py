@@ -1,10 +1,9 @@
 """Traps in single operations: sums that depend on zeros, scalars that turn float32 into float64, slow powers."""
 import ast
-import inspect
 
 import numpy as np
 import pytest
-from tiny import VERSIONS, random_prompts, where_the_model_is_new
+from tiny import ROOT, VERSIONS, random_prompts, where_the_model_is_new
 
 every_version = pytest.mark.parametrize("version", where_the_model_is_new(VERSIONS), ids=str)
 
@@ -70,9 +69,9 @@ def test_softmax_does_not_see_masked_keys_in_front(version):
         rest = -len(scores) % 64 if version.has_one_shape else 0
         return version.module.softmax(np.append(scores, np.full(rest, -1e10, np.longdouble)))[: len(scores)]
 
-    for length in range(1, 40):
+    for length in range(1, 40, 2):
         alone = np.array(scores[:length], dtype=np.longdouble) / 300
-        for n_pads in range(1, 20):
+        for n_pads in (1, 2, 5, 8, 13, 19):
             weights = softmax(np.append(np.full(n_pads, -1e10, np.longdouble), alone))
             assert not np.any(weights[:n_pads])
             assert np.array_equal(weights[n_pads:], softmax(alone)), f"{length} keys: other bits behind {n_pads} pads"
@@ -90,5 +89,5 @@ def test_parts_do_not_change_what_they_are_given(version, name):
 @every_version
 def test_no_power_loops(version):
     """x**3 runs a slow power loop in float32; x * x * x does not."""
-    powers = [node for node in ast.walk(ast.parse(inspect.getsource(version.module))) if isinstance(node, ast.Pow)]
-    assert powers == []
+    tree = ast.parse((ROOT / f"{version.name}.py").read_text(encoding="utf-8"))
+    assert not any(isinstance(node, ast.Pow) for node in ast.walk(tree))

@@ -79,6 +79,7 @@ VERSIONS = [
     Version(
         "gpt2_v9_beam", "beams: the best whole continuation", "beyond the list: beam search",
         changed={"docstring", "choose", "generate", "main"},
-        new={"apply_rules", "beam_search", "grow", "best_first", "branch"}, most_added=161, most_removed=10,
+        new={"apply_rules", "beam_search", "grow", "log_sum_exp", "best_first", "branch"}, most_added=190,
+        most_removed=12,
     ),
 ]  # fmt: skip
