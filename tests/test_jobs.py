@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ import gpt2_v9_beam as newest
 import jobs
 import utils
 from gpt2_io import files, prompts, results
-from gpt2_io.scoring import windows_of
+from gpt2_io.scoring import score_texts, windows_of
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -1032,6 +1033,41 @@ def test_a_context_that_several_share_is_computed_once(score, monkeypatch):
         fed.clear()
         assert score(lines, "--rows", rows)[0] == alone
         assert sum(fed) == (39 + 5 * 3) + (29 + 3 * 2) + 5 + 1 + 1
+
+
+def test_a_list_of_texts_is_scored_whatever_its_order(encoder, monkeypatch):
+    """For callers in Python: n_rows texts of like length at once, and what is too long is cut from the left."""
+    model = SimpleNamespace(version=jobs.Model.version, hparams={"n_head": 3, "n_ctx": 64})
+    model.params = jobs.prepare(tiny().params)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 2047, 300).tolist()
+    texts = [(ids[i : i + 2 + i % 40], 1 + i % 3 % (1 + i % 40)) for i in range(0, 200, 7)]
+    texts += [(ids[:30] + [i], 30) for i in range(5)] + [(ids[:90], 80)]
+    shapes, gpt2 = [], model.version.gpt2
+
+    def count(input_ids, *arguments, **known):
+        shapes.append(input_ids.shape)
+        return gpt2(input_ids, *arguments, **known)
+
+    monkeypatch.setattr(model.version, "gpt2", count)
+    found = score_texts(model, texts, n_rows=4)
+    for (ids, first), scores in zip(texts, found):
+        left_out = max(len(ids) - 65, 0)
+        expected = naive(ids[left_out:], first - left_out)
+        np.testing.assert_allclose([logprob for logprob, *_ in scores], expected, atol=1e-4)
+    assert sum(B * T for B, T in shapes) < 1.2 * (sum(min(len(ids), 65) - 1 for ids, _ in texts[:-6]) + 29 + 5 + 64)
+    assert found == score_texts(model, texts, n_rows=1) and score_texts(model, []) == []
+
+
+def test_a_prompt_is_cut_from_the_left():
+    for n, n_new, n_ctx in itertools.product(range(1, 9), range(6), range(1, 6)):
+        kept = utils.keep_end(list(range(n)), n_new, n_ctx)
+        assert kept == list(range(n))[n - len(kept) :]
+        if kept:
+            utils.check_lengths([len(kept)], n_new, n_ctx)
+        if len(kept) < n:
+            with pytest.raises(utils.UserError):
+                utils.check_lengths([len(kept) + 1], n_new, n_ctx)
 
 
 def test_a_file_with_ends_of_texts_is_one_text(score, encoder):
