@@ -36,7 +36,7 @@ def both(models):
 def test_multiple_choice(both):
     """Contexts that choices share, in any order; none; one that is too long; blanks at the border."""
     choices = [" the king", " a", " once upon a time, said the old woman", "."]
-    pairs = [(line[:50], choice) for choice in choices for line in LINES[:8]]
+    pairs = [("Once upon a", " time,"), *((line[:50], choice) for choice in choices for line in LINES[:8])]
     pairs += [("", "There was a king"), ("", "<|endoftext|>There"), ("The fox ", "said"), ("The fox said\n", "\nNo")]
     pairs += [(" ".join(LINES[:40]), choice) for choice in choices]
     hf, ours = both("loglikelihood", pairs)
