@@ -433,10 +433,12 @@ def of_jobs(part, name, what=None, rows=None):
 
 def source_of_jobs(*parts):
     """How the cases of these parts were measured: a sentence for each way."""
-    found = {}
+    found = {}  # in order, each once
     for case in load(JOBS)["cases"]:
         if case["part"] in parts:
-            how = " Seconds of the processor, since the machine was not idle." if case["cpu"] else ""
+            how = " Seconds of the processor." if case["cpu"] else ""
+            n = min(map(len, case["seconds"].values()))
+            how += " One round, beside other work: differences of a third may mean nothing." if n == 1 else ""
             found[f"{machine_of(case).replace(' 1 threads', ' 1 thread')}.{how}\n"] = None
     return "".join(found)
 
@@ -460,7 +462,8 @@ def jobs_table(table):
         case = of_jobs("job", name)
         times = case["seconds"]
         rates = [case["tokens"][s] / statistics.median(times[s]) if times.get(s) else None for s in sides]
-        rows.append([title, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
+        if times:
+            rows.append([title, *("–" if rate is None else f"{rate:,.0f}" for rate in rates)])
     return f"{table(['tokens per second', *sides], rows)}\n{source_of_jobs('job')}"
 
 
