@@ -495,15 +495,15 @@ def test_an_actor_is_killed_every_few_seconds(job, start, cluster, tmp_path):
 
 @pytest.mark.parametrize("where", ["here", "cluster"])
 def test_the_driver_is_killed_and_started_anew(job, start, request, tmp_path, where):
-    """Twice; with other --rows and --actors the last time. Nothing that is there is touched."""
+    """By Ctrl-C, by a kill; with other --rows and --actors the last time. Nothing that is there is touched."""
     address = ["--ray_address", request.getfixturevalue("cluster").address] if where == "cluster" else []
-    out, before = tmp_path / "out", {}
-    for n in (10, 25):
+    out = tmp_path / "out"
+    for n, how, status in ((10, signal.SIGINT, 130), (25, signal.SIGKILL, -signal.SIGKILL)):
         process = start(*address)
         wait_for_files(process, out, n)
-        process.kill()
+        process.send_signal(how)
         process.communicate()
-        assert process.returncode == -signal.SIGKILL
+        assert process.returncode == status
     before = {path: path.stat().st_mtime_ns for path in out.glob("*.jsonl")}
     finish(start(*address, "--rows", "8", "--actors", "1"))
     assert lines_of(out) == job.lines
