@@ -239,7 +239,7 @@ def lookup_runs(sides, hparams, name, what, rows):
 
 def beams_runs(sides, hparams, name):
     """32 greedy texts by v9, without guesses, and the best of 8 prompts with 4 beams: as many rows."""
-    v9, prompts, n = Flat("v9", sides["v7"]), bench.prompts_of([8] * 32, hparams), 16
+    v9, prompts, n = Flat("v9", sides["v7"]), bench.prompts_of([1] * 32, hparams), 16
     greedy = partial(run_flat, v9, prompts, [n] * 32, None, n_rows=32, n_draft=0)
     search = {"n_beams": 4, "n_best": 4, "progress": False}
 

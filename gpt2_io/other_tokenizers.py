@@ -1,28 +1,47 @@
 """Tokenizers of other kinds than GPT-2's, through the tokenizers package where it is installed."""
 import contextlib
+import re
 
 from gpt2_io.errors import UserError
+from gpt2_io.settings import check_ids
 from gpt2_io.text_ends import check_in_vocabulary, check_start, check_text, find_ends
 from gpt2_io.tokenizer_files import read_roles
 
 
 class NoEncoder:
-    """In place of a tokenizer that is missing or of another kind: the weights can be used with ids, text is refused."""
+    """In place of a tokenizer that is missing or of another kind: ids stand for text, "464 11" or "[464, 11]"."""
 
-    n_vocab = None
+    n_vocab, merges = None, {}
 
-    def __init__(self, reason, ends):
-        self.reason, (self.start, self.stop_ids, self.never_ids) = reason, ends
+    def __init__(self, reason, ends, n_rows):
+        self.reason, (self.start, self.stop_ids, self.never_ids), self.n_rows = reason, ends, n_rows
 
-    def refuse(self, *_):
-        raise UserError(self.reason)
+    def encode(self, text):
+        """Ids as text -> list of ids. Raises UserError for any other text."""
+        check_text(text)
+        if not re.fullmatch(r"\s*\[?[\s,0-9]*\]?\s*", text):
+            raise UserError(
+                f'{self.reason}; so give ids for text, as "464 11", or take a tokenizer from elsewhere: --tokenizer '
+                "FOLDER of jobs.py, or of utils.py convert for the versions"
+            )
+        return check_ids(map(int, re.findall("[0-9]{1,18}", text)), "a prompt", self.n_rows or 2**31)
 
-    encode = encode_batch = decode = decode_bytes = refuse
-    eot_token = property(refuse)
+    def encode_batch(self, texts):
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids):
+        return "".join(f" {i}" for i in ids)
+
+    def decode_bytes(self, ids):
+        return self.decode(ids).encode()
 
     def text_decoder(self):
-        """As an encoder's, so that ids can be continued: there is no text to them."""
-        return lambda ids, final=False: ""
+        return lambda ids, final=False: self.decode(ids)
+
+    @property
+    def eot_token(self):
+        """The id from which an empty prompt starts. Raises UserError if the config names none."""
+        return check_start(self.start)
 
 
 @contextlib.contextmanager
@@ -98,7 +117,7 @@ def other_encoder(checkpoint, n_rows, error):
     """tokenizer.json of another kind, of which `error` says why -> OtherEncoder, or NoEncoder without the package."""
     files, where = checkpoint.files, checkpoint.path
     if "tokenizer.json" not in files:
-        return NoEncoder(str(error), find_ends(checkpoint, {}, {}, n_rows))
+        return NoEncoder(str(error), find_ends(checkpoint, {}, {}, n_rows), n_rows)
     try:
         with naming_panics(f"{error}; the tokenizers package"):
             import tokenizers
@@ -111,6 +130,6 @@ def other_encoder(checkpoint, n_rows, error):
             ends = find_ends(checkpoint, read_roles(files, where)[0], vocab, n_rows, made)
             return OtherEncoder(tokenizer, n_rows, ends)
     except ImportError:
-        return NoEncoder(f"{error}: pip install tokenizers, or give ids", find_ends(checkpoint, {}, {}, n_rows))
+        return NoEncoder(f"{error}: pip install tokenizers", find_ends(checkpoint, {}, {}, n_rows), n_rows)
     except UserError as fault:
-        return NoEncoder(str(fault), find_ends(checkpoint, {}, {}, n_rows))
+        return NoEncoder(str(fault), find_ends(checkpoint, {}, {}, n_rows), n_rows)

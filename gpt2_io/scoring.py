@@ -245,7 +245,8 @@ class Scoring:
         logprobs, is_best, tops = map(list, zip(*score))
         pieces = [self.model.encoder.decode_bytes([i]) for i in ids]
         result = {"logprob": sum(logprobs), "perplexity": perplexity(sum(logprobs), len(ids)), "n_tokens": len(ids)}
-        result |= {"n_bytes": sum(len(piece) for i, piece in zip(ids, pieces) if [i] != self.start)}
+        has_text = self.model.encoder.n_vocab is not None
+        result |= {"n_bytes": sum(len(piece) for i, piece in zip(ids, pieces) if [i] != self.start) * has_text}
         tokens = [piece.decode("utf-8", "replace") for piece in pieces]
         result |= {"is_greedy": all(is_best), "ids": ids, "tokens": tokens, "logprobs": logprobs, "is_best": is_best}
         return result | {"top_logprobs": tops} if self.n_top else result

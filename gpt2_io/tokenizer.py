@@ -168,7 +168,7 @@ def load_encoder(checkpoint, config=None):
         return other_encoder(checkpoint, n_rows, error)
     if files is None:
         reason = f"{where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there"
-        return NoEncoder(reason, find_ends(checkpoint, {}, {}, n_rows))
+        return NoEncoder(reason, find_ends(checkpoint, {}, {}, n_rows), n_rows)
     vocab, added_ids = files.vocab, {text: flags["id"] for text, flags in files.added.items()}
     all_ids = {**{text: i for text, i in added_ids.items() if i is not None}, **vocab}
     if not all(isinstance(text, str) for text in all_ids):

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ import gpt2_v9_beam as newest
 import jobs
 import utils
 from gpt2_io import files, prompts, results
-from gpt2_io.scoring import windows_of
+from gpt2_io.scoring import score_texts, windows_of
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -250,13 +251,14 @@ def test_rows_fail_alone(done):
     bad = [
         {"prompt": " a" * 80, "id": 1}, {"id": 2}, {"prompt": None}, {"prompt": 5}, {"prompt": []}, {"prompt": [2048]},
         {"prompt": [-1]}, {"prompt": [True]}, {"prompt": ["a"]}, {"prompt": {"a": 1}}, {"prompt": "a" + " " * 600_000},
+        {"prompt": "a", "logit_bias": {"2048": 1}}, {"prompt": "a", "bad_words": [[2048]]},
     ]  # fmt: skip
     good = [{"prompt": prompt} for prompt in [*PROMPTS, ""]]
     lines = [line for pair in itertools.zip_longest(bad, good) for line in pair if line]
     found = done(lines, *GREEDY, status=1)
     assert len(found) == len(lines)
     for line, result in zip(lines, found):
-        assert {key: result.get(key) for key in line} == line
+        assert all(result.get(key) == line[key] for key in ("prompt", "id") if key in line)
         assert ("error" in result) == (line in bad) and ("ids" in result) == (line in good)
     errors = [result["error"] for result in found if "error" in result]
     assert "80 tokens" in errors[0] and "n_ctx is 64" in errors[0] and 'no "prompt"' in errors[1]
@@ -321,16 +323,24 @@ def test_what_a_line_rules_out_does_not_come(done):
 
 @pytest.mark.parametrize("rows", [1, 6, 64])
 def test_beams_of_a_file_are_those_of_the_command_line(done, edge, rows):
-    lines = [{"prompt": p} for p in (*PROMPTS, PROMPTS[0])] + [{"prompt": "A", "max_tokens": 2, "bad_words": " the"}]
+    lines = [{"prompt": prompt} for prompt in (*PROMPTS, PROMPTS[0])]
+    lines.append({"prompt": "A", "max_tokens": 2, "logit_bias": {"13": 50}})
     flags = ("--n_beams=3", "--n_best=2", "--length_penalty=0.5", "--early_stopping=never", "-n", "4")
     found = done(lines, *flags, "--rows", rows)
     assert [result["sample"] for result in found] == [0, 1] * len(lines)
     for line, best in zip(lines, zip(found[::2], found[1::2])):
-        own = [f"-n={line['max_tokens']}", f"--bad_words={line['bad_words']}"] if "max_tokens" in line else []
+        own = [f"-n={line['max_tokens']}", '--logit_bias={"13": 50}'] if "max_tokens" in line else []
         expected = edge(newest.main, line["prompt"], "--json", *flags, *own).stdout.splitlines()
         for result, other in zip(best, map(json.loads, expected)):
             assert {key: result[key] for key in other if key != "index"} == {k: other[k] for k in other if k != "index"}
     assert found[0]["score"] >= found[1]["score"] and found[0]["ids"] != found[1]["ids"]
+    assert found[-2]["ids"] == [13, 13]
+
+
+def test_rules_of_a_job_are_checked_before_it_begins(run, tmp_path):
+    for flag in ('--logit_bias={"2048": 1}', "--min_new_tokens=-1", "--n_beams=2000"):
+        assert_one_line(run(PROMPTS, flag), flag[2:].partition("=")[0])
+        assert not [*tmp_path.glob("out*")]
 
 
 def test_where_fewer_beams_end_than_are_asked_for(done):
@@ -1023,6 +1033,41 @@ def test_a_context_that_several_share_is_computed_once(score, monkeypatch):
         fed.clear()
         assert score(lines, "--rows", rows)[0] == alone
         assert sum(fed) == (39 + 5 * 3) + (29 + 3 * 2) + 5 + 1 + 1
+
+
+def test_a_list_of_texts_is_scored_whatever_its_order(encoder, monkeypatch):
+    """For callers in Python: n_rows texts of like length at once, and what is too long is cut from the left."""
+    model = SimpleNamespace(version=jobs.Model.version, hparams={"n_head": 3, "n_ctx": 64})
+    model.params = jobs.prepare(tiny().params)
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 2047, 300).tolist()
+    texts = [(ids[i : i + 2 + i % 40], 1 + i % 3 % (1 + i % 40)) for i in range(0, 200, 7)]
+    texts += [(ids[:30] + [i], 30) for i in range(5)] + [(ids[:90], 80)]
+    shapes, gpt2 = [], model.version.gpt2
+
+    def count(input_ids, *arguments, **known):
+        shapes.append(input_ids.shape)
+        return gpt2(input_ids, *arguments, **known)
+
+    monkeypatch.setattr(model.version, "gpt2", count)
+    found = score_texts(model, texts, n_rows=4)
+    for (ids, first), scores in zip(texts, found):
+        left_out = max(len(ids) - 65, 0)
+        expected = naive(ids[left_out:], first - left_out)
+        np.testing.assert_allclose([logprob for logprob, *_ in scores], expected, atol=1e-4)
+    assert sum(B * T for B, T in shapes) < 1.2 * (sum(min(len(ids), 65) - 1 for ids, _ in texts[:-6]) + 29 + 5 + 64)
+    assert found == score_texts(model, texts, n_rows=1) and score_texts(model, []) == []
+
+
+def test_a_prompt_is_cut_from_the_left():
+    for n, n_new, n_ctx in itertools.product(range(1, 9), range(6), range(1, 6)):
+        kept = utils.keep_end(list(range(n)), n_new, n_ctx)
+        assert kept == list(range(n))[n - len(kept) :]
+        if kept:
+            utils.check_lengths([len(kept)], n_new, n_ctx)
+        if len(kept) < n:
+            with pytest.raises(utils.UserError):
+                utils.check_lengths([len(kept) + 1], n_new, n_ctx)
 
 
 def test_a_file_with_ends_of_texts_is_one_text(score, encoder):

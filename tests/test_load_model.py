@@ -572,16 +572,19 @@ def test_a_cached_model_in_pytorch_s_format_counts(tmp_path, elsewhere, monkeypa
 
 
 def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, edge):
+    """Ids as numbers stand for text, in every version, streamed and as JSON."""
     folder = write_folder(tmp_path / "m", tokenizer=False)
     encoder, hparams, params = utils.load_model(folder)
     assert hparams["n_vocab"] == 263
-    logits_of(VERSIONS[0], params, 3, IDS)
-    for use in (
-        lambda: encoder.encode("x"),
-        lambda: encoder.decode([1]),
-        lambda: encoder.eot_token,
-        lambda: encoder.decode_bytes([1]),
-    ):
-        with pytest.raises(ValueError, match="no tokenizer.*vocab.json"):
-            use()
-    assert_one_line(edge(VERSIONS[0].module.main, "x", "--model", folder), "no tokenizer")
+    assert encoder.encode("1 4 7") == encoder.encode("[1, 4, 7]") == [1, 4, 7] and encoder.encode(" ") == []
+    with pytest.raises(utils.UserError, match="from 0 to 262"):
+        encoder.encode("1 263")
+    for version in (VERSIONS[0], VERSIONS[4], VERSIONS[-1]):
+        flags = ["--n_tokens_to_generate", 2, "--model", folder]
+        for text in ("x", "1 two", "-1", "<|endoftext|>"):
+            result = edge(version.module.main, *flags, "--", text)
+            assert_one_line(result, "no tokenizer", "vocab.json", "--tokenizer FOLDER of jobs.py")
+        plain = edge(version.module.main, "1 4 7", *flags).stdout
+        ids = json.loads(edge(version.module.main, "[1, 4, 7]", *flags, "--json").stdout)["ids"]
+        assert plain == f" {ids[0]} {ids[1]}\n"
+    assert edge(VERSIONS[4].module.main, "1 4 7", *flags, "--stream").stdout == plain

@@ -15,6 +15,7 @@ from model_files import MERGES, assert_one_line, byte_characters, command, make_
 from tiny import ROOT, random_model, random_prompts
 
 import gpt2_v4_sampling as v4
+import gpt2_v8_lookup as newest
 import utils
 from gpt2_io.checkpoint import Checkpoint, open_checkpoint
 from gpt2_io.streams import TextStream
@@ -290,6 +291,34 @@ def test_an_empty_stop_string_is_told_before_a_model_is_loaded(edge, monkeypatch
     for stop in ([1], [None], b"a", ["a", ""]):
         with pytest.raises(utils.UserError, match="^--stop needs a text that is not empty$"):
             v4.main("x", stop=stop)
+
+
+
+@pytest.mark.parametrize("version", [v4, newest], ids=lambda version: version.__name__)
+def test_stop_strings_for_callers_of_generate(version):
+    """Rows of several prompts and samples: the text that a row has without them, cut by hand, and the ids to it."""
+    encoder = utils.load_model()[0]
+    model = random_model(np.float32, n_vocab=2048, n_layer=1, seed=1)
+    params = version.tile_params(model.params) if hasattr(version, "tile_params") else model.params
+    prompts = version.left_pad([[1, 2], [3]]) if hasattr(version, "left_pad") else ([[1, 2], [3]],)
+
+    def generate(on_token=None):
+        settings = {"temperature": 1.0, "seed": 7, "n_samples": 2, "on_token": on_token, "progress": False}
+        settings |= {"attention_mask": prompts[1]} if len(prompts) == 2 else {}
+        return version.generate(prompts[0], params, model.n_head, 12, **settings)
+
+    free = generate()
+    stop = [encoder.decode(free[0][4:6]), encoder.decode(free[2][7:8])]
+    ends = utils.StopAt(encoder, stop)
+    found = generate(ends)
+    assert [ends.text(row) for row in range(4)] == [cut_by_hand(encoder, ids, stop) for ids in free]
+    for row, ids in enumerate(free):
+        assert found[row] == ids[: len(found[row])] and ends.ids(row) == found[row][: len(ends.ids(row))]
+        assert encoder.decode(ends.ids(row)).startswith(ends.text(row))
+    assert len(found[0]) <= 6 and len(found[2]) <= 8 and max(map(len, found)) == 12
+    assert utils.StopAt(encoder, "x").text(5) == ""
+    with pytest.raises(utils.UserError, match="not empty"):
+        utils.StopAt(encoder, [""])
 
 
 # ---- TextStream, on any bytes

@@ -16,6 +16,7 @@ from model_files import (
 from tiny import ENDS
 
 import gpt2_v4_sampling
+import jobs
 import utils
 from gpt2_io.streams import TextStream
 
@@ -257,9 +258,17 @@ def test_weights_without_a_tokenizer_can_be_used_with_ids(tmp_path, edge):
         encoder, hparams, params = utils.load_model(folder)
         assert (encoder.stop_ids, encoder.never_ids, encoder.n_vocab) == ((13,), (), None)
         assert len(gpt2_v4_sampling.generate([[1, 2]], params, hparams["n_head"], 3)[0]) == 3
-        for refused in (encoder.encode, encoder.encode_batch, encoder.decode, encoder.decode_bytes):
-            with pytest.raises(utils.UserError, match=str(folder)):
-                refused([1])
+        for refused in (encoder.encode, encoder.encode_batch):
+            with pytest.raises(utils.UserError, match=f"{folder}.*--tokenizer FOLDER of jobs.py"):
+                refused(["x"] if refused == encoder.encode_batch else "x")
+        (tmp_path / "p").write_text('{"prompt": [1, 2]}\n{"prompt": "1 2"}\n', encoding="utf-8")
+        flags = ["--model", folder, "--n_tokens_to_generate", 3]
+        lines = edge(jobs.COMMANDS, "complete", tmp_path / "p", *flags).stdout.splitlines()
+        one, other = ({key: json.loads(line)[key] for key in ("ids", "text", "key")} for line in lines)
+        assert one == other and one["text"] == "".join(f" {i}" for i in one["ids"]) and len(one["ids"]) == 3
+        (tmp_path / "t").write_text('{"text": [1, 2, 5]}', encoding="utf-8")
+        result, total = map(json.loads, edge(jobs.COMMANDS, "score", tmp_path / "t", *flags[:2]).stdout.splitlines())
+        assert result["ids"] == [2, 5] and total["bits_per_byte"] is None and total["n_tokens"] == 2
         assert "no tokenizer" in edge(utils.COMMANDS, "inspect", "--model", folder).stdout
 
 
