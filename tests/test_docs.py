@@ -247,6 +247,7 @@ ELSEWHERE = {  # these need a clone, the next is refused (test_packaging.py), an
 NO_NETWORK = {"python utils.py download 124M": (2, "HF_HUB_OFFLINE")}
 INSTEAD = {
     "python gpt2_v5_exact.py PROMPT --seed SEED": "python gpt2_v5_exact.py Once --seed 3 --temperature 1",
+    'python gpt2_v4_sampling.py "464 11" --model FOLDER': 'python gpt2_v4_sampling.py "464 11"',
     # of an hour each
     "python tools/fuzz.py all --runs 1000000 --seed 1 --out build/fuzz.json": "python tools/fuzz.py config --runs 300",
     "python tools/fuzz.py all --runs 10000 --guided=False": "python tools/fuzz.py vocab --runs 300 --guided=False",
