@@ -310,12 +310,12 @@ def tile_params(params):
     """params -> the same with each weight [n_in, n_out] in tiles [n_parts, n_tiles, n_in/n_parts, 64], and the head.
 
     The head makes logits, 64 tokens a tile. What a last tile lacks is 0. n_parts is the smallest number of equal parts
-    of at most 1953 rows: then 8 rows times a tile are below 10^6 multiplications, from which on OpenBLAS would copy.
+    of at most 1023 rows: then 8 rows times a tile are below 2^19 multiplications, where OpenBLAS starts threads.
     """
 
     def tile(w):
         n_in, n_out = w.shape
-        n_parts = next(n for n in range(1, n_in + 1) if n_in % n == 0 and n_in // n <= 1953)
+        n_parts = next(n for n in range(1, n_in + 1) if n_in % n == 0 and n_in // n <= 1023)
         fewest_rows(n_in // n_parts, TILE, w.dtype)  # find out now
         w = np.pad(w, ((0, 0), (0, -n_out % TILE)))
         return np.ascontiguousarray(w.reshape(n_parts, n_in // n_parts, -1, TILE).swapaxes(1, 2))
