@@ -2,7 +2,7 @@
 
     python docs/build.py --measure
 
-The costs in EXACT were noted by hand. They are shown as long as no benchmark has timed v6, and so v5 in tiles.
+The costs in EXACT were noted by hand. They stand for kernels under which no file of results has v6.
 """
 import datetime
 import importlib
@@ -26,7 +26,6 @@ SPEED = DOCS / "measured" / "speed.json"
 KERNELS = DOCS / "measured" / "kernels.json"
 EXACT = DOCS / "measured" / "exact.json"
 RESULTS = ROOT / "benchmarks" / "results.json"
-OTHER_RESULTS = ROOT / "benchmarks" / "results_skylakex.json"
 JOBS = ROOT / "benchmarks" / "jobs.json"
 
 CORETYPES = {"SkylakeX": "AVX-512", "Haswell": "AVX2", "Nehalem": "SSE"}  # names that OpenBLAS knows, and what they use
@@ -383,16 +382,23 @@ def exact_table(version, kept, how):
     """A table of a version's time over v4's under each kernel: of the benchmark, where that has v6, or as noted."""
 
     def make(table):
-        cost, rows, machine = load(EXACT)["cost"], {}, load(EXACT)["machine"]
-        for path in (RESULTS, OTHER_RESULTS):
-            results = load(path) if path.exists() else {"sides": []}
-            if "v6" in results["sides"]:
-                rows[kernel_of(results)], machine = ratios(results, version, "v4"), machine_of(results)
-        source = "Random weights in the shape of 124M, medians over the rounds" if rows else cost["how"]
-        rows = rows or cost[kept]
-        cells = [[f"{core} ({CORETYPES[core]})", *(f"{x:.2f}" for x in row.values())] for core, row in rows.items()]
-        header = [f"time of {version}, v4 = 1", *next(iter(rows.values()))]
-        return f"{table(header, cells)}\n{source}; v4 has two threads of BLAS, {version} {how} ({machine}).\n"
+        cost, rows, machines, results = load(EXACT)["cost"], {}, {}, load(RESULTS)
+        if "v6" in results["sides"]:
+            core = kernel_of(results)
+            rows[core], machines[core] = ratios(results, version, "v4"), machine_of(results)
+        for core in cost[kept].keys() - rows.keys():
+            rows[core], machines[core] = cost[kept][core], cost["how"]
+        what = dict.fromkeys(name for row in rows.values() for name in row)
+        cells = [
+            [f"{core} ({CORETYPES[core]})", *(f"{row[x]:.2f}" if x in row else "–" for x in what)]
+            for core, row in rows.items()
+        ]
+        source = " ".join(f"{core}: {machine}." for core, machine in machines.items())
+        how_many = f"v4 has two threads of BLAS, {version} {how}"
+        return (
+            f"{table([f'time of {version}, v4 = 1', *what], cells)}\nRandom weights in the shape of 124M, medians over "
+            f"the rounds; {how_many}. {source}\n"
+        )
 
     return make
 
@@ -538,7 +544,6 @@ TABLES = {
     "speed-source": speed_source,
     "peer": peer_text,
     "peers": peers_table(RESULTS),
-    "other-peers": peers_table(OTHER_RESULTS),
     "cores": cores_text,
     "v1": speed_table("eight", "v0", "v1"),
     "v2": speed_table("ragged", "v0", "v2"),
