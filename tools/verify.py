@@ -32,6 +32,8 @@ ROWS = (1, 2, 3, 4, 5, 8, 9, 16, 33, 64)  # of the batches
 
 def alone(version, params, n_head, ids):
     """Logits of the last tokens of one prompt, run alone -> [at most LAST, n_vocab]."""
+    if hasattr(version, "take_row"):
+        return flat(version, params, n_head, [ids], [0], len(ids))[0]
     if not hasattr(version, "left_pad"):
         logits = version.gpt2(ids if version.__name__ == "gpt2_v0" else [ids], **params, n_head=n_head)
         return logits.reshape(-1, logits.shape[-1])[-LAST:]
@@ -39,9 +41,29 @@ def alone(version, params, n_head, ids):
     return version.gpt2([ids], **params, n_head=n_head, **n_logits)[0, -LAST:]
 
 
+def flat(version, params, n_head, prompts, order, piece):
+    """The same of a version without pads, with `piece` tokens of each prompt in a step -> a list of logits."""
+    cache = version.init_kv_cache(params["wte"], params["blocks"], n_head, len(prompts), max(map(len, prompts)))
+    found = [[] for _ in prompts]
+    for first in range(0, max(map(len, prompts)), piece):
+        tokens = [(prompts[i][t], i, t) for i in order for t in range(first, min(first + piece, len(prompts[i])))]
+        wanted = [n for n, (_, i, t) in enumerate(tokens) if t >= len(prompts[i]) - LAST]
+        logits = version.gpt2(*np.array(tokens).T, **params, n_head=n_head, kv_cache=cache, wanted=wanted)
+        for n, row in zip(wanted, logits):
+            found[tokens[n][1]].append(row)
+    return [np.stack(rows) for rows in found]
+
+
 def together(version, params, n_head, prompts, rng):
     """The same of several prompts in one batch, by each way the version has -> pairs of a way and a list of logits."""
     if version.__name__ == "gpt2_v0":
+        return
+    if hasattr(version, "take_row"):
+        for way, order, piece in (
+            ("in another order", rng.permutation(len(prompts)), 256), ("in pieces", range(len(prompts)), 64),
+            ("few tokens at a time", range(len(prompts)), 3),
+        ):
+            yield way, flat(version, params, n_head, prompts, order, piece)
         return
     if not hasattr(version, "left_pad"):
         yield "in a batch", list(version.gpt2(prompts, **params, n_head=n_head)[:, -LAST:])
