@@ -108,11 +108,12 @@ def measure(name, model, models_dir, max_length, seed, out):
     for n_rows in tqdm(ROWS, "verifying", disable=None, leave=False):
         longest = max_length if n_rows <= 2 else max(1, max_length * 3 // (2 * n_rows))  # about as many tokens in each
         lengths = rng.permutation([longest, *rng.integers(1, longest + 1, n_rows - 1)])
-        lengths = lengths if hasattr(version, "left_pad") else np.full(n_rows, longest)
+        is_ragged = hasattr(version, "left_pad") or hasattr(version, "take_row")
+        lengths = lengths if is_ragged else np.full(n_rows, longest)
         prompts = [rng.integers(0, hparams["n_vocab"], length).tolist() for length in lengths]
         expected = [alone(version, params, hparams["n_head"], ids) for ids in prompts]
         prompts_alone += expected
-        for way, rows in together(version, params, hparams["n_head"], prompts, rng):
+        for way, rows in together(version, params, hparams["n_head"], prompts, np.random.default_rng(n_rows)):
             counts = ways.setdefault(way, [0, 0, 0])
             for row, logits in zip(rows, expected):
                 row = np.ascontiguousarray(row[len(row) - len(logits) :])
