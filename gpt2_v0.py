@@ -113,7 +113,7 @@ def generate(input_ids, params, n_head, n_tokens_to_generate):
     return output_ids.tolist()
 
 
-def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False):
+def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", tokenizer="", json=False):
     """Print what the model writes after the prompt, choosing the best token each time.
 
     Args:
@@ -121,11 +121,12 @@ def main(*prompts, n_tokens_to_generate=40, model="tales", models_dir="models", 
         n_tokens_to_generate: how many tokens to add.
         model: a model's name or folder.
         models_dir: where models are looked for by name.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
         json: print a JSON object a line instead of plain text.
     """
     if len(prompts) > 1:
         raise utils.UserError(f"gpt2_v0.py takes one prompt, not {len(prompts)}: use gpt2_v1_batching.py for several")
-    encoder, hparams, params = utils.load_model(model, models_dir)
+    encoder, hparams, params = utils.load_model(model, models_dir, tokenizer=tokenizer)
     input_ids = utils.encode_prompts(encoder, prompts)
     output_ids = [generate(input_ids[0], params, hparams["n_head"], n_tokens_to_generate)]
     utils.print_texts(prompts, output_ids, [encoder.decode(ids) for ids in output_ids], json)

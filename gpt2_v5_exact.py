@@ -411,8 +411,8 @@ def generate(
 
 
 def main(
-    *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", json=False, temperature=0.0, top_k=0,
-    top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
+    *prompts, n_tokens_to_generate=40, model="tales", models_dir="models", tokenizer="", json=False, temperature=0.0,
+    top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None, n_samples=1, stop=(), ignore_eos=False,
     stream=False, logprobs=False,
 ):
     """Print what the model writes after each prompt.
@@ -422,6 +422,7 @@ def main(
         n_tokens_to_generate: how many tokens to add, at most.
         model: a model's name or folder.
         models_dir: where models are looked for by name.
+        tokenizer: a folder whose tokenizer is taken in place of the model's own.
         json: print a JSON object a line instead of plain text.
         temperature: 0 takes the best token each time; 1 samples as the model was trained, less is safer, more wilder.
         top_k: choose among the top_k best tokens only; 0 is off.
@@ -439,7 +440,7 @@ def main(
     settings |= {"repetition_penalty": repetition_penalty, "seed": seed}
     utils.check_settings(**settings, n_tokens_to_generate=n_tokens_to_generate)
     stop = utils.read_stop(stop)
-    encoder, hparams, params = utils.load_model(model, models_dir)
+    encoder, hparams, params = utils.load_model(model, models_dir, tokenizer=tokenizer)
     params = tile_params(params)
     input_ids, attention_mask = left_pad(utils.encode_prompts(encoder, prompts))
     settings |= {"seed": utils.choose_seed(seed, temperature), "stop_ids": () if ignore_eos else encoder.stop_ids}

@@ -22,7 +22,7 @@ class NoEncoder:
         if not re.fullmatch(r"\s*\[?[\s,0-9]*\]?\s*", text):
             raise UserError(
                 f'{self.reason}, or give ids for text, as "464 11", or take a tokenizer from elsewhere: --tokenizer '
-                "FOLDER of jobs.py, or of utils.py convert for the versions"
+                "FOLDER"
             )
         return check_ids(map(int, re.findall("[0-9]{1,18}", text)), "a prompt", self.n_rows or 2**31)
 

@@ -583,7 +583,7 @@ def test_a_model_without_a_tokenizer_works_with_ids_and_refuses_text(tmp_path, e
         flags = ["--n_tokens_to_generate", 2, "--model", folder]
         for text in ("x", "1 two", "-1", "<|endoftext|>"):
             result = edge(version.module.main, *flags, "--", text)
-            assert_one_line(result, "no tokenizer", "vocab.json", "--tokenizer FOLDER of jobs.py")
+            assert_one_line(result, "no tokenizer", "vocab.json", "--tokenizer FOLDER")
         plain = edge(version.module.main, "1 4 7", *flags).stdout
         ids = json.loads(edge(version.module.main, "[1, 4, 7]", *flags, "--json").stdout)["ids"]
         assert plain == f" {ids[0]} {ids[1]}\n"

@@ -13,7 +13,7 @@ from model_files import (
     tokenizer_json,
     write_folder,
 )
-from tiny import ENDS
+from tiny import ENDS, VERSIONS
 
 import gpt2_v4_sampling
 import jobs
@@ -245,6 +245,9 @@ def test_the_tokenizer_of_another_folder(tmp_path, edge):
     assert "263" in edge(utils.COMMANDS, "inspect", "--model", folder, "--tokenizer", other).stdout
     utils.convert(folder, tmp_path / "whole", tokenizer=other)
     assert utils.load_model(tmp_path / "whole")[0].encode(" the") == [258]
+    for version in VERSIONS:
+        flags = ["--n_tokens_to_generate", 1, "--model", folder, "--tokenizer", other, "--json"]
+        assert json.loads(edge(version.module.main, " the", *flags).stdout)["ids"] != [], version.file
     result = edge(utils.COMMANDS, "inspect", "--model", folder, "--tokenizer", folder)
     assert_one_line(result, "--tokenizer", folder, "no tokenizer.json there, nor vocab.json and merges.txt")
 
@@ -259,7 +262,7 @@ def test_weights_without_a_tokenizer_can_be_used_with_ids(tmp_path, edge):
         assert (encoder.stop_ids, encoder.never_ids, encoder.n_vocab) == ((13,), (), None)
         assert len(gpt2_v4_sampling.generate([[1, 2]], params, hparams["n_head"], 3)[0]) == 3
         for refused in (encoder.encode, encoder.encode_batch):
-            with pytest.raises(utils.UserError, match=f"{folder}.*--tokenizer FOLDER of jobs.py"):
+            with pytest.raises(utils.UserError, match=f"{folder}.*--tokenizer FOLDER"):
                 refused(["x"] if refused == encoder.encode_batch else "x")
         (tmp_path / "p").write_text('{"prompt": [1, 2]}\n{"prompt": "1 2"}\n', encoding="utf-8")
         flags = ["--model", folder, "--n_tokens_to_generate", 3]
