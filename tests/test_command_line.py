@@ -28,8 +28,8 @@ def tales():
 def loaded_once(monkeypatch, tales):
     """In this process, all commands share what was loaded."""
 
-    def load_model(model, models_dir):
-        assert (model, models_dir) == ("tales", "models")
+    def load_model(model, models_dir, tokenizer):
+        assert (model, models_dir, tokenizer) == ("tales", "models", "")
         return tales
 
     monkeypatch.setattr(utils, "load_model", load_model)

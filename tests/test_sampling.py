@@ -290,7 +290,7 @@ IDLE = {"top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 7, "n_samples": 3}
 @pytest.mark.parametrize("name", IDLE)
 def test_settings_that_change_nothing_at_temperature_0_are_refused(edge, monkeypatch, name):
     """Three equal texts would be taken for three samples."""
-    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     words = f"^{name} changes nothing at temperature 0: give --temperature 1 too, or another$"
     for temperature in (0, 0.0, np.float32(0)):
         with pytest.raises(utils.UserError, match=words):
@@ -538,7 +538,7 @@ def test_sample_refuses_by_name(name, value):
 
 @pytest.mark.parametrize("name, value", [*INVALID, ("n_tokens_to_generate", -1)])
 def test_main_refuses_by_name_before_it_loads_a_model(name, value, monkeypatch):
-    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(ValueError, match=f"^{name} must be "):
         v4.main("Once", **{"temperature": 1.0, name: value})
 
@@ -553,7 +553,7 @@ def test_main_refuses_by_name_before_it_loads_a_model(name, value, monkeypatch):
     ],
 )  # fmt: skip
 def test_the_command_refuses_by_name_before_it_loads_a_model(edge, monkeypatch, flag, value):
-    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert_one_line(edge(v4.main, "Once", f"--{flag}={value}"), flag, value)
 
 

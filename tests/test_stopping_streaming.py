@@ -60,7 +60,7 @@ def written(edge, encoder, monkeypatch):
         ids = encoder.encode(text) if isinstance(text, str) else list(text)
         params = model_that_writes([*ids, *[0] * 10], encoder.n_vocab)
         hparams = {"n_head": 1, "n_ctx": len(params["wpe"])}
-        monkeypatch.setattr(utils, "load_model", lambda *_: (encoder, hparams, params))
+        monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, params))
         n = ["--n_tokens_to_generate", len(ids)] if "--n_tokens_to_generate" not in arguments else []
         return edge(v4.main, *prompts, *n, *arguments)
 
@@ -285,7 +285,7 @@ def test_a_stop_string_for_a_caller_in_python(written, capsys):
 
 
 def test_an_empty_stop_string_is_told_before_a_model_is_loaded(edge, monkeypatch):
-    monkeypatch.setattr(utils, "load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr(utils, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
     assert_one_line(edge(v4.main, "x", "--stop="), "--stop", "not empty")
     assert_one_line(edge(v4.main, "x", "--stop", "a", "--stop="), "--stop", "not empty")
     for stop in ([1], [None], b"a", ["a", ""]):
