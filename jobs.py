@@ -184,7 +184,8 @@ class Completing:
             asked = "" if n == "full" else f" and {n} are to be generated"
             message = f"the prompt has {len(ids)} tokens{asked}, but the model's limit n_ctx is {n_ctx}"
             raise UserError(f"{message}: shorten it, generate fewer, or --truncate left")
-        self.rules_of(line.settings)
+        if line.settings:
+            self.rules_of(line.settings)
         return kept, max(n_ctx - len(kept), 1) if n == "full" else n, len(ids) - len(kept)
 
     def rules_of(self, settings):

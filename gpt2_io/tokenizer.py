@@ -104,9 +104,10 @@ class Encoder:
         Raises UserError for a lone surrogate, for too many blanks on end, and for a token that the model cannot take.
         """
         check_text(text)
-        parts = (text[i : i + MAX_BLANKS // 2] for i in range(0, len(text), MAX_BLANKS // 2))
-        if len(text) > MAX_BLANKS and any(map(str.isspace, parts)):  # else there is no need to look more closely
-            if max(map(len, re.findall(r"\s+", text))) > MAX_BLANKS:
+        if len(text) > MAX_BLANKS:
+            parts = (text[i : i + MAX_BLANKS // 2] for i in range(0, len(text), MAX_BLANKS // 2))
+            # Where no part is blank, there is no need to look more closely.
+            if any(map(str.isspace, parts)) and max(map(len, re.findall(r"\s+", text))) > MAX_BLANKS:
                 raise UserError(f"a text has more than {MAX_BLANKS} blanks or line breaks on end: take some out")
         ids = list(self.before)
         for piece in self.added.split(text):
