@@ -569,7 +569,7 @@ def v9_tree_data(n_beams=3, n_new=7):
 def draw_v9_tree(data, plt, c):
     steps, n_new = data["steps"], len(data["steps"])
     n_beams, apart, wide, tall, top = max(map(len, steps)), 13, 9.6, 8, 7
-    figure, axes = empty_axes(plt, 3.9, apart * n_beams + 14, right=apart * n_new)
+    figure, axes = empty_axes(plt, 3.7, apart * n_beams + 11, right=apart * n_new)
     grown_from = {(t - 1, parent) for t in range(1, n_new) for _, parent, _ in steps[t]}
     best, greedy = {}, {}  # step -> which beam of it
     for t in reversed(range(n_new)):
@@ -591,11 +591,11 @@ def draw_v9_tree(data, plt, c):
                 ends = apart * parent + top + tall / 2, y + tall / 2
                 axes.plot([x - apart + wide, x], ends, color=color, linewidth=width, zorder=0)
             is_alive = is_last or (t, i) in grown_from
-            face = c.pale_blue if best[t] == i else c.pale_orange if greedy.get(t) == i else c.panel
+            face = c.pale_blue if best[t] == i else c.pale_orange if greedy.get(t) == i else c.grid
             text = f"{token}\n{value:.2f}".replace("-", "−")
             drawing.cell(axes, x, y, text, face if is_alive else c.ground, c.ink if is_alive else c.dim, 10.5, color,
                          wide, tall)
-    legend = {"the best": c.pale_blue, "greedy": c.pale_orange, "another beam": c.panel, "not gone on with": c.ground}
+    legend = {"the best": c.pale_blue, "greedy": c.pale_orange, "another beam": c.grid, "not gone on with": c.ground}
     y = apart * n_beams + top
     for x, (text, face) in zip((1, 17, 31, 53), legend.items()):
         drawing.cell(axes, x, y, "", face, c.ink, 1, c.line, 2.6, 2.6)
