@@ -1,4 +1,6 @@
-"""Speed and memory of the versions up to v6, of transformers and of CTranslate2, measured side by side in one run.
+"""Speed and memory of the versions up to v6 and of their peers, measured side by side in one run.
+
+The peers are transformers, CTranslate2 and ONNX Runtime in float32, and CTranslate2 in int8, which is other arithmetic.
 
     python benchmarks/bench.py                   # everything: about 35 minutes on 2 cores
     python benchmarks/bench.py --goals           # what the goals need, in as many rounds: about 12 minutes
@@ -11,6 +13,7 @@ Needs the packages of the extra `bench`: pip install -e '.[bench]'. Without torc
 versions with each other. v7 and v8 are in jobs.py. Prints Markdown tables and writes them,
 results.json and two pictures.
 """
+import contextlib
 import datetime
 import importlib.util
 import json
@@ -38,9 +41,10 @@ import utils  # noqa: E402
 import versions  # noqa: E402
 
 FILES = {version.name: version.file for version in versions.VERSIONS}
-PEER, ENGINE = "transformers", "ctranslate2"
+PEER, ENGINE, INT8, RUNTIME = "transformers", "ctranslate2", "ctranslate2-int8", "onnxruntime"
+PEERS = (PEER, ENGINE, RUNTIME, INT8)
 NO_CACHE = ("v0", "v1", "v2")
-PARTS = ("decode", "context", "prefill", "whole", "sequence", "memory")
+PARTS = ("decode", "context", "busy", "prefill", "whole", "sequence", "memory")
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 8, 900  # tokens of context at which decoding starts
 BLOCK = re.compile(r"(<!-- build: benchmark -->\n).*?(<!-- end -->)", re.DOTALL)  # of docs/performance.md
@@ -211,17 +215,16 @@ class Transformers:
 
 
 class CTranslate2:
-    """CTranslate2's generator in float32, greedy. It takes tokens as text, here "t" and the id, and gives no logits."""
+    """CTranslate2's generator, greedy. It takes tokens as text, here "t" and the id, and gives no logits."""
 
-    name = ENGINE
-
-    def __init__(self, params, hparams, folder, threads):
+    def __init__(self, params, hparams, folder, threads, compute_type="float32"):
         import ctranslate2
 
         if not (folder / "model.bin").exists():
             self.convert(params, hparams, folder)
         threading = {"intra_threads": threads, "inter_threads": 1}
-        self.generator = ctranslate2.Generator(str(folder), device="cpu", compute_type="float32", **threading)
+        self.generator = ctranslate2.Generator(str(folder), device="cpu", compute_type=compute_type, **threading)
+        self.name = ENGINE if compute_type == "float32" else INT8
 
     def convert(self, params, hparams, folder):
         """Write the weights in CTranslate2's format, by way of a model of transformers."""
@@ -255,6 +258,85 @@ class CTranslate2:
         return (seconds(partial(self.generate, state, 1 + n_steps)) - one) / n_steps
 
 
+class OnnxRuntime:
+    """ONNX Runtime with transformers' model as torch exports it. State: keys and values, which go in and come out."""
+
+    name = RUNTIME
+
+    def __init__(self, params, hparams, path, threads):
+        import onnxruntime
+
+        if not path.exists():
+            self.export(params, hparams, path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.names = [node.name for node in self.session.get_inputs()]
+        self.shape = hparams["n_head"], hparams["n_embd"] // hparams["n_head"]
+
+    def export(self, params, hparams, path):
+        """Write the model in ONNX's format: ids [B, T] and a past -> logits [B, n_vocab], and the past that follows."""
+        import torch
+        import transformers
+
+        class WithPast(torch.nn.Module):
+            def __init__(self, model):
+                super().__init__()
+                self.model = model
+
+            def forward(self, input_ids, *past):
+                cache = transformers.DynamicCache()
+                for i in range(0, len(past), 2):
+                    cache.update(past[i], past[i + 1], i // 2)
+                found = self.model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+                return found.logits[:, -1], *[x for layer in cache.layers for x in (layer.keys, layer.values)]
+
+        n_head, d_head = hparams["n_head"], hparams["n_embd"] // hparams["n_head"]
+        past = [torch.zeros(2, n_head, 5, d_head) for _ in range(2 * hparams["n_layer"])]
+        B, T, P = (torch.export.Dim(name, min=1, max=hparams["n_ctx"] // 2) for name in ("B", "T", "P"))
+        shapes = {"input_ids": {0: B, 1: T}, "past": tuple({0: B, 2: P} for _ in past)}
+        model = WithPast(Transformers(params, hparams).model)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        example = torch.zeros(2, 3, dtype=int), *past
+        with contextlib.redirect_stdout(sys.stderr):
+            program = torch.onnx.export(model, example, dynamo=True, dynamic_shapes=shapes)
+        program.save(str(path))
+
+    def run(self, input_ids, past):
+        """-> logits [B, n_vocab] of the last position, keys and values."""
+        logits, *past = self.session.run(None, dict(zip(self.names, (input_ids, *past))))
+        return logits, past
+
+    def begin(self, prompts):
+        if len({len(ids) for ids in prompts}) > 1:
+            raise Unsupported
+        n_head, d_head = self.shape
+        empty = np.zeros((len(prompts), n_head, 0, d_head), np.float32)
+        return self.run(np.array(prompts), [empty] * (len(self.names) - 1))
+
+    def prefill(self, prompts):
+        return self.begin(prompts)[0]
+
+    def start(self, prompt, batch, n_steps):
+        logits, past = self.begin([prompt])
+        return {"past": [np.repeat(x, batch, axis=0) for x in past], "next_ids": np.repeat(np.argmax(logits), batch)}
+
+    def rewind(self, state, n_tokens):
+        state["past"] = [np.ascontiguousarray(x[:, :, :n_tokens]) for x in state["past"]]
+
+    def step(self, state):
+        logits, state["past"] = self.run(state["next_ids"][:, None], state["past"])
+        state["next_ids"] = np.argmax(logits, axis=-1)
+
+    def generate(self, prompts, n_new):
+        logits, past = self.begin(prompts)
+        new_ids = [np.argmax(logits, axis=-1)]
+        for _ in range(n_new - 1):
+            logits, past = self.run(new_ids[-1][:, None], past)
+            new_ids.append(np.argmax(logits, axis=-1))
+        return np.stack(new_ids, axis=1).tolist()
+
+
 def named_weights(params):
     """params -> pairs of a tensor's name in a Hugging Face file, without its prefix, and the array."""
     ends = {"g": "weight", "w": "weight", "b": "bias"}
@@ -286,6 +368,12 @@ def has_peer():
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
+def peer_names():
+    """The peers whose packages are installed."""
+    needed = {PEER: (), ENGINE: (ENGINE,), RUNTIME: (RUNTIME, "onnx", "onnxscript"), INT8: (ENGINE,)}
+    return [p for p in PEERS if has_peer() and all(importlib.util.find_spec(name) for name in needed[p])]
+
+
 def version_names():
     """The versions that are measured here: v7 and later are in jobs.py."""
     return [name for name in FILES if int(name[1:]) <= 6]
@@ -294,11 +382,13 @@ def version_names():
 def make_side(name, params, hparams, model, threads):
     if name == PEER:
         return Transformers(params, hparams)
-    if name == ENGINE:
-        if model is None:  # always the same weights: converted once
-            return CTranslate2(params, hparams, ROOT / "build" / "ctranslate2", threads)
-        with tempfile.TemporaryDirectory() as folder:
-            return CTranslate2(params, hparams, Path(folder), threads)
+    if name in (ENGINE, INT8, RUNTIME):
+        with contextlib.ExitStack() as at_end:  # random weights are always the same: converted once
+            folder = Path(at_end.enter_context(tempfile.TemporaryDirectory())) if model else ROOT / "build"
+            if name == RUNTIME:
+                return OnnxRuntime(params, hparams, folder / "onnx" / "model.onnx", threads)
+            kind = "float32" if name == ENGINE else "int8"
+            return CTranslate2(params, hparams, folder / "ctranslate2", threads, kind)
     return (NoCache if name in NO_CACHE else WithCache)(name, params, hparams)
 
 
@@ -411,7 +501,7 @@ def prompts_of(lengths, hparams, seed=1):
 
 def timed_steps(side, state, context, n_steps):
     """Seconds per decode step, on average of n_steps."""
-    if side.name == ENGINE:
+    if side.name in (ENGINE, INT8):
         return side.timed_steps(state, context, n_steps)
     side.rewind(state, context)
     side.step(state)  # the first step after a rest wakes the threads up
@@ -424,7 +514,19 @@ def measure_limits(limits, measured):
     return 0.0
 
 
-def measure_decode(sides, hparams, clock, limits, context, batches, n_steps):
+@contextlib.contextmanager
+def busy(n):
+    """n processes beside this one that compute all the time."""
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n)]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure_decode(sides, hparams, clock, limits, context, batches, n_steps, part="decode"):
     """Seconds per step, each of n_steps(batch) in a row, for all rows together."""
     cases = []
     prompt = prompts_of([context], hparams)[0]
@@ -442,7 +544,7 @@ def measure_decode(sides, hparams, clock, limits, context, batches, n_steps):
             runs["limits"] = partial(measure_limits, limits, measured)
         times = clock.race(f"decode {batch} at {context}", runs, few=NO_CACHE, few_rounds=3 if batch <= 8 else 1)
         times.pop("limits", None)
-        cases.append({"part": "decode", "batch": batch, "context": context, "seconds": times, "limits": measured})
+        cases.append({"part": part, "batch": batch, "context": context, "seconds": times, "limits": measured})
     return cases
 
 
@@ -787,6 +889,11 @@ def report(results):
             labels = [f"batch {c['batch']}" for c in cases]
             parts += [f"### Decoding after {context} tokens: ms per step\n", f"{cells}\n"]
             parts += [case_table(results, cases, labels, "ms per step", 1e3, decode_extra(results)), ""]
+    cases = [c for c in results["cases"] if c["part"] == "busy"]
+    if cases:
+        n = machine["threads"]
+        parts += [f"### Decoding beside {n} processes that compute all the time: ms per step\n"]
+        parts += [case_table(results, cases, [f"batch {c['batch']}" for c in cases], "ms per step", 1e3), ""]
     cases = [c for c in results["cases"] if c["part"] == "prefill"]
     if cases:
         parts += ["### Prefill: seconds until the next token is known\n"]
@@ -808,8 +915,9 @@ def report(results):
 # ---------------------------------------------------------------- pictures
 
 COLORS = {"v0": "#b8b8b8", "v1": "#e0a63c", "v2": "#c05a2b", "v3": "#1f6fb4", "v4": "#2aa198", "v5": "#7b4fb5"}
-COLORS |= {"v6": "#d6336c", PEER: "#111111", ENGINE: "#666666"}
+COLORS |= {"v6": "#d6336c", PEER: "#111111", ENGINE: "#666666", RUNTIME: "#8d6e63"}
 MARKERS = {"v0": "v", "v1": "^", "v2": "s", "v3": "o", "v4": "D", "v5": "P", "v6": "*", PEER: "X", ENGINE: "h"}
+MARKERS |= {RUNTIME: "p"}
 
 
 def new_figure(title, x_label, y_label):
@@ -857,7 +965,7 @@ def draw_batches(results, path):
     arithmetic = np.full_like(grid, limits["peak"] / step_flop(results))
     axes.plot(grid, reading, color="#777777", linestyle="--", linewidth=1.5, label="limit: reading")
     axes.plot(grid, arithmetic, color="#777777", linestyle=":", linewidth=2, label="limit: arithmetic")
-    for s in results["sides"]:
+    for s in (side for side in results["sides"] if side in MARKERS):  # int8 is other work
         have = [(c["batch"], c["batch"] / np.median(c["seconds"][s])) for c in cases if c["seconds"].get(s)]
         if have:
             x, y = zip(*have)
@@ -906,10 +1014,9 @@ def describe_machine(threads, with_torch):
         import transformers
 
         versions += [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
-    if importlib.util.find_spec(ENGINE):
-        import ctranslate2
-
-        versions.append(f"ctranslate2 {ctranslate2.__version__} (float32)")
+    for name in (ENGINE, RUNTIME):
+        if importlib.util.find_spec(name):
+            versions.append(f"{name} {importlib.import_module(name).__version__}")
     processor = match.group(1) if match else platform.processor() or platform.machine()
     return {"processor": processor, "threads": threads, "system": platform.system(), "versions": ", ".join(versions)}
 
@@ -917,7 +1024,7 @@ def describe_machine(threads, with_torch):
 def check_agreement(sides, hparams):
     """All sides must do the same work: the largest difference of their logits from the first side's, as text."""
     prompts = prompts_of([12, 12], hparams)
-    logits = {s: np.array(side.prefill(prompts)) for s, side in sides.items()}
+    logits = {s: np.array(side.prefill(prompts)) for s, side in sides.items() if s != INT8}
     chosen = logits.pop(ENGINE, None)
     first = next(iter(logits.values()))
     worst = max(float(np.max(np.abs(values - first))) for values in logits.values())
@@ -963,7 +1070,7 @@ def merged(results, old):
     old["cases"].sort(key=lambda c: (PARTS.index(c["part"]), c.get("context", 0), c["batch"] if "context" in c else 0))
     sides = set(old["sides"]) | set(results["sides"])
     return {**results, "limits": old["limits"], "cases": old["cases"],
-            "sides": [s for s in [*FILES, PEER, ENGINE] if s in sides]}  # fmt: skip
+            "sides": [s for s in [*FILES, *PEERS] if s in sides]}  # fmt: skip
 
 
 def main(
@@ -976,15 +1083,17 @@ def main(
         quick: two minutes: fewer rounds, and fewer cases still than with --goals.
         goals: only the cases and sides that the goals need, in the full number of rounds.
         rounds: how often each case is measured; 7, or 3 with --quick.
-        only: some of decode, context, prefill, whole, sequence, memory, with commas between them, or single cases of
-            them: decode-8 and context-1 by their rows, prefill-1x1000, whole-200.
+        only: some of decode, context, busy, prefill, whole, sequence, memory, with commas between them, or single cases
+            of them: decode-8 and context-1 by their rows, prefill-1x1000, whole-200. busy: decoding with as many
+            processes beside it that compute as there are threads.
         model: a model's name or folder; without it, random weights of GPT-2 124M's size.
         threads: threads of every side; without it, one per core.
         out: folder for the results. A complete run on random weights goes to benchmarks/ and docs/performance.md, any
             other to build/bench/.
         report_only: measure nothing; make tables and pictures again from the folder's results.json, or with --goals
             print what it says about the goals.
-        sides: some of v0 to v6, transformers, ctranslate2, with commas between them; without it, all.
+        sides: some of v0 to v6, transformers, ctranslate2, onnxruntime, ctranslate2-int8, with commas between them;
+            without it, all.
         budget: seconds after which a case gets no further round; without it, all rounds, or 3 with --quick.
         append: add to benchmarks/results.json (or out's), so that a long run can be made in pieces.
     """
@@ -1009,7 +1118,7 @@ def main(
         print("torch and transformers are not installed: the versions are compared with each other", file=sys.stderr)
     set_threads(threads, with_peer)
     hparams, params = load(model)
-    names = version_names() + [PEER] * with_peer + [ENGINE] * bool(with_peer and importlib.util.find_spec(ENGINE))
+    names = version_names() + peer_names()
     if sides:
         asked = sides.split(",") if isinstance(sides, str) else list(sides)
         names = [name for name in names if name in asked]
@@ -1031,7 +1140,7 @@ def main(
     clock = Clock(rounds, budget=budget or (3 if quick else None), rest=0.05 if quick else 0.3)
     fast = {s: side for s, side in sides.items() if s not in NO_CACHE} if goals else sides
     cases, measured = [], [limits.measure()]
-    short, long = ([b for b in BATCHES if wanted(part, b)] for part in ("decode", "context"))
+    short, long, beside = ([b for b in BATCHES if wanted(part, b)] for part in ("decode", "context", "busy"))
     if short:
         steps = {1: 16, 2: 10, 4: 10}
         cases += measure_decode(fast, hparams, clock, limits, SHORT, short, lambda b: 4 if quick else steps.get(b, 8))
@@ -1041,6 +1150,10 @@ def main(
         long = sorted({1, 4, 8} & set(long)) if goals else long
         cases += measure_decode(fast, hparams, clock, limits, LONG, long, lambda b: 4 if quick else 10)
     measured += [m for case in cases for m in case["limits"]]
+    if beside := sorted({1, 8} & set(beside)):
+        with busy(threads):
+            others = {s: side for s, side in fast.items() if s not in NO_CACHE}
+            cases += measure_decode(others, hparams, clock, limits, SHORT, beside, lambda b: 4, "busy")
     if wanted("prefill"):
         cases += measure_prefill(fast, hparams, clock, wanted)
     if wanted("whole"):

@@ -429,6 +429,7 @@ CASES = {  # {what: how a case of the benchmark is found}
 }
 CASES |= {f"after 900 tokens, {n} row{'s' * (n > 1)}": {"part": "decode", "batch": n, "context": 900} for n in (1, 8)}
 CASES |= {f"prefill {name}": {"part": "prefill", "name": name} for name in ("1×1000", "8×128")}
+CASES |= {f"busy machine, {n} row{'s' * (n > 1)}": {"part": "busy", "batch": n} for n in (1, 8)}
 
 
 def of_jobs(part, name, what=None, rows=None):

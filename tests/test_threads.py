@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,6 +169,36 @@ def test_ctrl_c_ends_all_threads():
     assert child.stdout.readline() == b"ready\n"
     child.send_signal(signal.SIGINT)
     assert child.wait(60) in (130, -signal.SIGINT)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="only Linux tells what each thread has used")
+def test_idle_threads_use_no_time(split_all):
+    """However long this one computes, the others neither run nor are charged for it."""
+
+    def used():
+        paths = [Path(f"/proc/self/task/{thread.native_id}/stat") for thread in others]
+        fields = [path.read_text(encoding="utf-8").rpartition(")")[2].split() for path in paths]
+        return [(field[0], field[11], field[12]) for field in fields]  # state, ticks as user and as system
+
+    v6.use_threads(3)
+    gates = [threading.Event() for _ in range(3)]
+
+    def work(part):  # all at once, so that each has a thread of its own
+        gates[part.start].set()
+        for gate in gates:
+            assert gate.wait(60)
+
+    v6.parallel(work, 3, work=1)
+    others = list(v6.pool(3, os.getpid())._threads)
+    assert len(others) == 2
+    for _ in range(10_000):  # on their way to sleep
+        if not any(state == "R" for state, *_ in used()):
+            break
+    before, x = used(), np.ones((64, 64))
+    for _ in range(10_000):
+        np.matmul(x, x, out=x)
+        x /= 64
+    assert used() == before
 
 
 def test_threads_are_made_when_they_are_needed_and_kept(split_all):
