@@ -96,7 +96,7 @@ def inspect_model(model="tales", models_dir="models", *, layout="", tokenizer=""
     rows["end ids"] = ", ".join(map(str, encoder.stop_ids)) or "none"
     for key, value in rows.items():
         print(f"{key:10} {value:>12}")
-    if encoder.n_vocab is None:
+    if encoder.reason:
         print(encoder.reason)
     if encoder.never_ids:
         print(f"never generated, for padding alone or without a token: {listed(map(str, encoder.never_ids))}")

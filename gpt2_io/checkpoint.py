@@ -118,7 +118,8 @@ def read_config(checkpoint):
     """
     where = f"{checkpoint.path}: config.json"
     if "config.json" not in checkpoint.files:
-        raise UserError(f"{where} is missing; without it nobody knows how many heads the model has")
+        hint = "without it nobody knows how many heads the model has: put it beside the weights"
+        raise UserError(f"{where} is missing; {hint}")
     config = parse_json(checkpoint.files["config.json"], where)
     config = {key: value for key, value in config.items() if value is not None}  # null means "as usual"
 

@@ -50,7 +50,8 @@ def run(main, **commands):
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         message = f"not enough memory: {message}" if isinstance(error, MemoryError) else message
         with contextlib.suppress(OSError):  # stderr may be the disk that is full
-            print("error:", " ".join(message.split()), file=sys.stderr)
+            message = re.sub(r"[\0-\x1f\x7f-\x9f]", lambda c: ascii(c[0])[1:-1], " ".join(message.split()))
+            print("error:", message, file=sys.stderr)  # without what a file could tell the terminal to do
         drop_what_is_left()
         sys.exit(2)
 

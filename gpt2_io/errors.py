@@ -34,9 +34,9 @@ def naming_faults(where):
 
 
 def listed(names, limit=10):
-    """Names for a message, of any number and length -> text."""
-    names = list(names)
-    shown = ", ".join(f"{name:.60}" if name.strip() else repr(name[:60]) for name in names[:limit])
+    """Names for a message, of any number, length and kind of characters -> text."""
+    names = [f"{name:.60}" if name.strip() and name.isprintable() else repr(name[:60]) for name in names]
+    shown = ", ".join(names[:limit])
     return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 

@@ -1,5 +1,6 @@
 """GPT-2s as other code saves them, brought into the layout of Hugging Face; and what is not a GPT-2 says what it is."""
 import re
+import shlex
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from gpt2_io.files import has_file, parse_json, read_text
 from gpt2_io.safetensors import StoredTensor
 
 # What training code puts before the names: data-parallel and compiled modules, value heads, modules in modules.
-PREFIXES = re.compile(r"(?:(?:module|_orig_mod|pretrained_model|model|gpt|gpt2|backbone|transformer)\.)*")
+PREFIXES = re.compile(r"(?:(?:module|_orig_mod|(?:pretrained_|base_)?model|gpt|gpt2|backbone|transformer)\.)*")
 # OpenAI's own names, "model/h3/attn/c_attn/w", as in the TensorFlow checkpoints that picoGPT downloads.
 OPENAI = re.compile(r"model/(?:h(?P<layer>\d+)/)?(?P<part>[\w/]+?)(?:/(?P<kind>[wbg]))?")
 MASKS = re.compile(r"h\.\d+\.attn\.(masked_)?bias")  # the causal mask, in old files
@@ -56,7 +57,8 @@ def arrange(tensors, files, layout, where):
             raise UserError(
                 f"{where}: the linear weights are [out, in], as nanoGPT stores them, but nothing else says that it is "
                 "nanoGPT's, and attn.c_proj, a square, could lie either way. If all of them are [out, in]: "
-                f"python utils.py convert --model {where} --out FOLDER --layout nanogpt"
+                f"python utils.py convert --model {shlex.quote(str(where))} --out FOLDER --layout nanogpt, then "
+                "--model FOLDER"
             )
         recognised.append("nanoGPT's layout, linear weights [out, in]")
         found = {name: turned(t) if LINEARS.fullmatch(name) else t for name, t in found.items()}
@@ -115,7 +117,10 @@ BY_NAME = {  # pattern of a file's name -> what it is, and the way out
     r".*\.msgpack": f"weights of Flax: {SAVED_BY_TRANSFORMERS.format('from_flax=True')}",
     r"model\.ckpt(-\d+)?\.(index|meta|data-.+)": TENSORFLOW,
 }  # fmt: skip
-GGML = "ggml's format before GGUF, which llama.cpp has left: make a .gguf with its convert_hf_to_gguf.py"
+GGML = (
+    "ggml's format before GGUF, which llama.cpp has left: take the folder that it was made from, or a .gguf that "
+    "llama.cpp's convert_hf_to_gguf.py makes of that"
+)
 BY_BEGIN = {  # first bytes of a file -> what it is, and the way out
     b"lmgg": GGML, b"fmgg": GGML, b"tjgg": GGML,  # "ggml", "ggmf" and "ggjt", as little-endian numbers
     b"GGUF": "a GGUF file: give it a name that ends in .gguf",
@@ -134,11 +139,11 @@ def what_it_is(path):
             return an_adapter(path)
         if has_file(path, "hparams.json"):
             return TENSORFLOW
-        for file in sorted(path.iterdir()):
+        for file in sorted([*path.iterdir(), *path.glob("onnx/*.onnx")]):
             of_interest = file.suffix == ".bin" or any(re.fullmatch(pattern, file.name) for pattern in BY_NAME)
-            what = what_it_is(file) if of_interest and has_file(path, file.name) else None
+            what = what_it_is(file) if of_interest and has_file(path, file.relative_to(path)) else None
             if what:
-                return f"{file.name} is {what}"
+                return f"{file.relative_to(path)} is {what}"
         return None
     by_name = [what for pattern, what in BY_NAME.items() if re.fullmatch(pattern, path.name)]
     if by_name:

@@ -21,7 +21,7 @@ class NoEncoder:
         check_text(text)
         if not re.fullmatch(r"\s*\[?[\s,0-9]*\]?\s*", text):
             raise UserError(
-                f'{self.reason}, or give ids for text, as "464 11", or take a tokenizer from elsewhere: --tokenizer '
+                f'{self.reason}; or give ids for text, as "464 11", or take a tokenizer from elsewhere: --tokenizer '
                 "FOLDER"
             )
         return check_ids(map(int, re.findall("[0-9]{1,18}", text)), "a prompt", self.n_rows or 2**31)
@@ -60,8 +60,9 @@ class OtherEncoder:
 
     merges = {}
 
-    def __init__(self, tokenizer, n_rows, ends):
-        self.tokenizer, self.n_rows, (self.start, self.stop_ids, self.never_ids) = tokenizer, n_rows, ends
+    def __init__(self, tokenizer, reason, n_rows, ends):
+        self.tokenizer, self.reason, self.n_rows = tokenizer, reason, n_rows
+        self.start, self.stop_ids, self.never_ids = ends
         self.n_vocab = max(tokenizer.get_vocab().values()) + 1
         # What is decoded goes on from a prompt. By itself, some kinds would take the space off its beginning; so it is
         # decoded behind a token that has a text.
@@ -113,6 +114,16 @@ class OtherEncoder:
         return check_start(self.start)
 
 
+def no_tokenizer(path):
+    """What is in place of a tokenizer in a model's folder, or beside its file, and the way out -> text."""
+    folder = path if path.is_dir() else path.parent
+    for pattern, kind in (("vocab.txt", "BertTokenizerFast"), ("*.model", "AutoTokenizer")):
+        for file in sorted(folder.glob(pattern)):
+            made = f"{kind}.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER)"
+            return f"{file.name} is not read: with transformers, {made} makes a tokenizer for --tokenizer NEW_FOLDER"
+    return "no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there"
+
+
 def other_encoder(checkpoint, n_rows, error):
     """tokenizer.json of another kind, of which `error` says why -> OtherEncoder, or NoEncoder without the package."""
     files, where = checkpoint.files, checkpoint.path
@@ -128,7 +139,7 @@ def other_encoder(checkpoint, n_rows, error):
             vocab, special = tokenizer.get_vocab(), tokenizer.get_added_tokens_decoder()
             made = [i for i in vocab.values() if i not in special]
             ends = find_ends(checkpoint, read_roles(files, where)[0], vocab, n_rows, made)
-            return OtherEncoder(tokenizer, n_rows, ends)
+            return OtherEncoder(tokenizer, f"{error}: used through the tokenizers package", n_rows, ends)
     except ImportError:
         return NoEncoder(f"{error}: pip install tokenizers", find_ends(checkpoint, {}, {}, n_rows), n_rows)
     except UserError as fault:

@@ -83,7 +83,8 @@ def never_the_best(wte, ids, g, b, where, eps=None):
     if not (abs(logit) > 1e-4 * terms and np.max(np.abs(row)) < 1e15):
         raise UserError(
             f"{where}: the tokens {listed(map(str, ids))} are no part of any text, but nothing keeps this model from "
-            "generating them: if they may be generated, take pad_token out of tokenizer_config.json"
+            "generating them: if they may be generated, take pad_token out of tokenizer_config.json and "
+            "special_tokens_map.json, and pad_token_id out of config.json and generation_config.json"
         )
     wte = wte.copy()
     wte[ids] = row

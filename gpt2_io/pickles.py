@@ -9,6 +9,7 @@ import math
 import os
 import pickletools
 import re
+import shlex
 import zipfile
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import numpy as np
 from gpt2_io.errors import UserError, in_units, naming_faults
 from gpt2_io.safetensors import SAFETENSORS_DTYPES, StoredTensor, check_type, is_list_of_sizes, to_float32
 
-MAX_PICKLE = 20_000_000  # bytes; that of a GPT-2 of 48 layers has a 200th of it
+MAX_PICKLE = 2_000_000  # bytes; that of a GPT-2 of 48 layers, with its optimizer, has a 9th of it
+BY_ITSELF = "if you trust who made it, save the model's state_dict() by itself, with torch"
 
 STORAGES = {
     "DoubleStorage": "F64", "FloatStorage": "F32", "HalfStorage": "F16", "BFloat16Storage": "BF16",
@@ -67,7 +69,9 @@ def read_pickle(data):
         return taken
 
     def put(target, pairs):
-        if not isinstance(target, dict) or not all(isinstance(key, (str, int)) for key, _ in pairs):
+        # Large numbers can be chosen so that a dict takes them for one another, and hours to tell them apart.
+        keys_fit = all(isinstance(key, str) or (type(key) is int and abs(key) < 2**31) for key, _ in pairs)
+        if not isinstance(target, dict) or not keys_fit:
             raise UserError("it is not a dict of tensors by name")
         target.update(pairs)
 
@@ -105,7 +109,7 @@ def read_pickle(data):
         elif step in ("GLOBAL", "STACK_GLOBAL"):
             name = value.replace(" ", ".") if step == "GLOBAL" else ".".join([stack.pop(-2), stack.pop()])
             if not TYPES.fullmatch(name) and name not in (*REBUILD, PARAMETER, ORDERED_DICT):
-                raise UserError(f"it asks for {name!r:.100}, which no tensor needs; nothing was run")
+                raise UserError(f"it asks for {name!r:.100}, which no tensor needs; nothing was run; {BY_ITSELF}")
             stack.append(Name(name))
         elif step == "BINPERSID":
             stack[-1] = storage_of(stack[-1])
@@ -116,7 +120,7 @@ def read_pickle(data):
             stack.pop()
             put(stack[-1], [])
         else:
-            raise UserError(f"it has a step {step}, which no tensor needs; nothing was run")
+            raise UserError(f"it has a step {step}, which no tensor needs; nothing was run; {BY_ITSELF}")
     raise UserError("it has no end")
 
 
@@ -145,7 +149,7 @@ def rebuild(function, arguments):
 def read_torch(path):
     """Read a file of `torch.save` -> {name: StoredTensor}, {file name: text}.
 
-    The tensors of a dict, or of the one under "model", "state_dict" or "model_state_dict" in it. nanoGPT's sizes
+    The tensors of the dict under "model", "state_dict" or "model_state_dict", else of the whole. nanoGPT's sizes
     (`model_args`) become a config.json. Numbers are read when they are asked for. Raises UserError, naming file and
     tensor, also for what PyTorch wrote before 1.6, for TorchScript, and for any pickle but a dict of tensors.
     """
@@ -155,7 +159,7 @@ def read_torch(path):
         if begin.startswith(b"\x80") or begin[257:262] == b"ustar":
             raise UserError(
                 f"{path}: PyTorch's format before 1.6, or another pickle, which can run any code when it is opened. If "
-                f"it is PyTorch's, write it anew: python -c '{SAVED_ANEW}' {path}"
+                f"it is PyTorch's, write it anew: python -c '{SAVED_ANEW}' {shlex.quote(str(path))}"
             )
         raise UserError(f"{path}: not a file of torch.save, nor anything else that is known here")
     with naming_faults(f"{path}: not a whole file of torch.save"):
@@ -171,13 +175,15 @@ def read_torch(path):
     if unpacked > size or len(members) != len(archive.infolist()) or any(m.compress_type for m in members.values()):
         raise UserError(f"{path}: {in_units(size)} would unpack to {in_units(unpacked)}: PyTorch writes no such zip")
     if pickle is None or members[pickle].file_size > MAX_PICKLE:
-        raise UserError(f"{path}: a zip without a description of tensors (data.pkl) as torch.save writes it")
+        limit = in_units(MAX_PICKLE)
+        raise UserError(f"{path}: no description of tensors in it, as torch.save writes it (data.pkl, up to {limit})")
     with naming_faults(f"{path}: its pickle is spoilt, or more than tensors"):
         if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
             raise UserError("its numbers are big-endian, which is not supported")
         whole = read_pickle(archive.read(pickle))
     whole = whole if isinstance(whole, dict) else {}
-    places = [whole, *(whole.get(key) for key in ("model", "state_dict", "model_state_dict"))]
+    # The whole comes last: beside its model, nanoGPT keeps the best loss, as a tensor.
+    places = [*(whole.get(key) for key in ("model", "state_dict", "model_state_dict")), whole]
     for place in places:
         found = {k: v for k, v in place.items() if isinstance(v, Tensor)} if isinstance(place, dict) else {}
         if found:

@@ -7,7 +7,7 @@ import tiktoken
 
 from gpt2_io.added_tokens import AddedTokens
 from gpt2_io.errors import UserError, naming_faults
-from gpt2_io.other_tokenizers import NoEncoder, other_encoder
+from gpt2_io.other_tokenizers import NoEncoder, no_tokenizer, other_encoder
 from gpt2_io.text_ends import check_in_vocabulary, check_start, check_text, find_ends
 from gpt2_io.tokenizer_files import OtherKind, read_tokenizer_files
 
@@ -82,6 +82,8 @@ class Encoder:
     n_vocab: one more than the highest id. merges: {(left, right): place in the list}, of bytes. eot_token, stop_ids,
     never_ids: ids where an empty prompt starts, at which a text ends, and that are in none, see `find_ends`.
     """
+
+    reason = ""  # of the encoders for other kinds: why they are used
 
     def __init__(self, files, ids, merges, others, n_rows, ends):
         """files: TokenizerFiles; ids: {bytes: id}; merges: {(left, right): place}; others: {id: text} of other tokens.
@@ -168,8 +170,7 @@ def load_encoder(checkpoint, config=None):
     except OtherKind as error:
         return other_encoder(checkpoint, n_rows, error)
     if files is None:
-        reason = f"{where}: no tokenizer: vocab.json and merges.txt, or tokenizer.json, are missing there"
-        return NoEncoder(reason, find_ends(checkpoint, {}, {}, n_rows), n_rows)
+        return NoEncoder(f"{where}: {no_tokenizer(where)}", find_ends(checkpoint, {}, {}, n_rows), n_rows)
     vocab, added_ids = files.vocab, {text: flags["id"] for text, flags in files.added.items()}
     all_ids = {**{text: i for text, i in added_ids.items() if i is not None}, **vocab}
     if not all(isinstance(text, str) for text in all_ids):

@@ -55,8 +55,9 @@ def inspected(path, capsys, **how):
 
 @pytest.mark.parametrize(
     "prefix",
-    ["module.", "_orig_mod.", "pretrained_model.transformer.", "gpt.", "module._orig_mod.transformer.", "model."],
-)
+    ["module.", "_orig_mod.", "pretrained_model.transformer.", "gpt.", "module._orig_mod.transformer.", "model.",
+     "base_model."],
+)  # fmt: skip
 def test_prefixes_of_training_code_and_stacks_of_them(tmp_path, capsys, prefix):
     folder = write_folder(tmp_path / "m", prefix=prefix)
     assert_same_model(folder)
@@ -82,6 +83,17 @@ def test_other_heads_are_left_out_aloud(tmp_path, capsys, head):
     out, err = capsys.readouterr()
     assert out == "" and err == f"note: left out: {head}, a head that is no language model's\n"
     assert f"- left out: {head}" in inspected(folder, capsys)
+
+
+def test_names_in_a_file_cannot_command_the_terminal(tmp_path, edge):
+    folder = tmp_path / "m"
+    for name in ("score.\x1b[31m", "h.9.\x1b[31m", "an adapter"):
+        write_folder(folder, tensors={**make_tensors(), name: np.ones(2, np.float32)})
+        if name == "an adapter":
+            (folder / "model.safetensors").unlink()
+            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "\x1b[31m"}))
+        result = edge(utils.COMMANDS, "inspect", folder)
+        assert "\\x1b[31m" in result.stdout + result.stderr and "\x1b" not in result.stdout + result.stderr
 
 
 def test_a_tied_pair_of_which_only_the_head_was_saved(tmp_path, capsys):
@@ -133,8 +145,8 @@ def test_nanogpt_without_biases_is_recognised(tmp_path, capsys):
 
 def test_nanogpt_with_biases_is_known_by_its_config_or_by_the_flag_and_never_by_shapes(tmp_path, capsys, edge):
     stored, meant = nano(biases=True)
-    folder = write_folder(tmp_path / "m", tensors=stored)
-    refused(folder, "[out, in]", "attn.c_proj", "--layout nanogpt")
+    folder = write_folder(tmp_path / "a m", tensors=stored)
+    refused(folder, "[out, in]", "attn.c_proj", f"convert --model '{folder}' --out FOLDER --layout nanogpt")
     assert_same_model(folder, meant, layout="nanogpt")
     assert "nanoGPT's layout" in inspected(folder, capsys, layout="nanogpt")
     assert edge(utils.COMMANDS, "convert", folder, tmp_path / "out", "--layout", "nanogpt").returncode == 0
@@ -213,6 +225,7 @@ NO_MODELS = {
     "ggml-model.bin": (b"lmgg" + bytes(60), ["GGUF", "convert_hf_to_gguf.py"]),
     "gpt2_124M.bin": ((20240326).to_bytes(4, "little") + bytes(1020), ["llm.c", "export_hf.py"]),
     "model.onnx": (b"\x08\x07", ["ONNX", "exported from"]),
+    "onnx/model.onnx": (b"\x08\x07", ["ONNX", "exported from"]),
     "tf_model.h5": (b"\x89HDF\r\n", ["Keras", "from_tf"]),
     "flax_model.msgpack": (b"\x82", ["Flax", "from_flax"]),
     "renamed.bin": (b"GGUF\x03\0\0\0", ["GGUF", ".gguf"]),
@@ -228,6 +241,7 @@ def test_what_is_no_model_says_what_it_is_and_the_way_out(tmp_path, edge, name):
     data, words = NO_MODELS[name]
     folder = write_folder(tmp_path / "m")
     (folder / "model.safetensors").unlink()
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(data)
     assert_one_line(edge(utils.COMMANDS, "inspect", folder / name), folder / name, *words)
     hint = words if name not in ("weights.pth", "model.pkl") else ["to use", name]

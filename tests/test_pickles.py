@@ -91,7 +91,9 @@ def test_a_training_checkpoint_of_nanogpt_is_a_model_by_itself(tmp_path, capsys)
     turned = {f"_orig_mod.transformer.{n}": a.T if ".c_" in n else a for n, a in shapes.items()}
     args = {"n_layer": 2, "n_head": 3, "n_embd": 12, "block_size": 16, "bias": False, "vocab_size": 263}
     path = tmp_path / "ckpt.pt"
-    path.write_bytes(torch_bytes(turned, "model", model_args=args, iter_num=7, optimizer={"state": {0: [1]}}))
+    loss = tensor("Float", "0", 263 * 12, 0, (), ())  # by itself at the top
+    others = {"best_val_loss": loss, "model_args": args, "iter_num": 7, "optimizer": {"state": {0: [1]}}}
+    path.write_bytes(torch_bytes(turned, "model", **others))
     _, hparams, params = utils.load_model(path)
     assert hparams == {"n_vocab": 263, "n_ctx": 16, "n_embd": 12, "n_head": 3, "n_layer": 2}
     np.testing.assert_array_equal(params["blocks"][1]["attn"]["c_proj"]["w"], shapes["h.1.attn.c_proj.weight"])
@@ -214,6 +216,14 @@ def test_shared_parts_that_would_grow_without_end_cost_nothing(read):
         read(zip_of(steps_of({"a": Raw(steps)})))
 
 
+def test_keys_that_a_dict_could_hardly_tell_apart_are_refused(read):
+    """Of 100,000 numbers that Python's hash makes one, each would be compared with all before it."""
+    good = tensor("Float", "0", 1, 0, (1,), (1,))
+    assert read(zip_of(steps_of({"a": good, "state": {5: 1}}), {"0": bytes(4)}))
+    with pytest.raises(UserError, match="not a dict of tensors by name"):
+        read(zip_of(steps_of({"a": good, "state": {2**61 - 1: 1}}), {"0": bytes(4)}))
+
+
 def test_zips_that_torch_does_not_write(read, tmp_path):
     steps = steps_of({"a": tensor("Float", "0", 10**6, 0, (10**6,), (1,))})
     with pytest.raises(UserError, match="would unpack to 4.0 MB"):
@@ -224,6 +234,8 @@ def test_zips_that_torch_does_not_write(read, tmp_path):
     for where in (central + 20, central + 24):
         with pytest.raises(UserError, match="would unpack to 2.1 GB"):
             read(good[:where] + huge + good[where + 4 :])
+    with pytest.raises(UserError, match="up to 2.0 MB"):  # steps of one byte each would take minutes
+        read(zip_of(b"N" * 2_000_001))
     with pytest.raises(UserError, match="big-endian"):
         read(zip_of(steps_of({}), byteorder=b"big"))
     with pytest.raises(UserError, match="TorchScript"):

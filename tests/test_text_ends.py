@@ -225,7 +225,7 @@ def test_a_model_that_nothing_keeps_from_padding_is_refused(tmp_path, bias):
     tensors = make_tensors(config)
     tensors["ln_f.weight"][:], tensors["ln_f.bias"][:] = 1, bias
     folder = folder_with(tmp_path / "m", config, tensors, vocab, tokenizer_config={"pad_token": "<p>"})
-    with pytest.raises(utils.UserError, match="the tokens 263 .* take pad_token out of tokenizer_config.json"):
+    with pytest.raises(utils.UserError, match="the tokens 263 .* take pad_token out of tokenizer_config.json and"):
         utils.load_model(folder)
     (folder / "tokenizer_config.json").write_text("{}", encoding="utf-8")
     assert len(utils.load_model(folder)[2]["wte"]) == 265
@@ -275,6 +275,15 @@ def test_weights_without_a_tokenizer_can_be_used_with_ids(tmp_path, edge):
         assert "no tokenizer" in edge(utils.COMMANDS, "inspect", "--model", folder).stdout
 
 
+@pytest.mark.parametrize("name, kind", [("vocab.txt", "BertTokenizerFast"), ("spiece.model", "AutoTokenizer")])
+def test_a_tokenizer_that_is_not_read_is_named_with_the_way_out(tmp_path, edge, name, kind):
+    folder = write_folder(tmp_path / "m", tokenizer=False)
+    (folder / name).write_text("x", encoding="utf-8")
+    words = (name, f"{kind}.from_pretrained", "--tokenizer NEW_FOLDER", '"464 11"')
+    assert_one_line(edge(gpt2_v4_sampling.main, "Once", "--model", folder), *words)
+    assert name in edge(utils.COMMANDS, "inspect", folder).stdout
+
+
 OTHER_KINDS = {
     "NFC": {"normalizer": {"type": "NFC"}},
     "WordPiece": {
@@ -293,7 +302,7 @@ OTHER_KINDS = {
 
 @pytest.mark.reference
 @pytest.mark.parametrize("name", OTHER_KINDS)
-def test_other_kinds_through_the_tokenizers_package(tmp_path, name):
+def test_other_kinds_through_the_tokenizers_package(tmp_path, name, edge):
     import tokenizers
 
     text = tokenizer_json(**OTHER_KINDS[name], added=[{"id": 263, "content": "[PAD]"}] if name == "NFC" else [])
@@ -302,6 +311,7 @@ def test_other_kinds_through_the_tokenizers_package(tmp_path, name):
     folder = write_folder(tmp_path / "m", {**CONFIG, "eos_token_id": 3, "pad_token_id": 263}, tokenizer=False)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     encoder, hparams, params = utils.load_model(folder)
+    assert "used through the tokenizers package" in edge(utils.COMMANDS, "inspect", folder).stdout
     theirs = tokenizers.Tokenizer.from_str(text)
     for words in ("hello world", "e\u0301 hello", "", "world"):
         assert encoder.encode(words) == theirs.encode(words).ids == encoder.encode_batch([words])[0]
