@@ -1,5 +1,6 @@
 """Diffs of neighbours for the site: the old file, the new one, and beside each change what the page says about it."""
 import html
+import itertools
 import re
 import shlex
 
@@ -50,7 +51,8 @@ def place(items, groups):
     """Explanations of functions, and their changes -> the items for each change.
 
     groups: [(function, its changed lines as one text)]. An item goes to the change that it fits best; of equal ones to
-    the next from the place of the item before. A function that is left without one shares that which fits it best.
+    the next from the place of the item before. A function that is left without one shares that which fits it best, if
+    one fits at all.
     """
     placed, last = [[] for _ in groups], 0
     for item in items:
@@ -61,8 +63,10 @@ def place(items, groups):
     told = {function for (function, _), mine in zip(groups, placed) if mine}
     for i, (function, text) in enumerate(groups):
         if items and function not in told:
-            placed[i].append(max(items, key=lambda item: fit(item, function, text)))  # noqa: B023 (used at once)
-            told.add(function)
+            best = max(items, key=lambda item: fit(item, function, text))  # noqa: B023 (used at once)
+            if fit(best, function, text) > 0:
+                placed[i].append(best)
+                told.add(function)
     return placed
 
 
@@ -93,19 +97,26 @@ def sides(group):
     return f'<table class="sides">{widths}<tbody>{"".join(lines)}</tbody></table>'
 
 
+def owners_of(labels):
+    """Labels of a file's lines (diffs.label_lines) -> the same, with a function's name for its docstring, too."""
+    return list(itertools.accumulate(labels, lambda above, label: label or above))
+
+
 def diff_page(version, before):
     """-> Markdown's HTML of a diff, and its changes for which the page has no words."""
     texts = {"-": read(diffs.VERSIONS[before]), "+": read(diffs.VERSIONS[version])}
     colored = {side: highlight(text, "python").splitlines() for side, text in texts.items()}
     at, functions, last, begun, explained = {"-": 0, "+": 0}, {}, {}, set(), set()
     labels = diffs.label_lines(diffs.VERSIONS[version])
+    owners = {"-": owners_of(diffs.label_lines(diffs.VERSIONS[before])), "+": owners_of(labels)}
     for sign, name, line in diffs.diff_lines(before, version):
         for side in "-+":
             at[side] += sign in (" ", side)
         side = "-" if sign == "-" else "+"
         if name == "docstring" and "imports" in functions:
-            name = None  # a call between functions
-        label = name or last[side]  # docstrings and such calls belong to the function above them
+            name, label = None, last[side]  # a call between functions belongs to the function above it
+        else:
+            label = name or owners[side][at[side] - 1]
         last.update(dict.fromkeys("-+", label) if sign == " " else {side: label})
         if line.strip() or (label, sign) in begun:  # blank lines in front of a function tell nothing
             begun |= {(label, sign), (label, "-"), (label, "+")} if sign == " " else {(label, sign)}
