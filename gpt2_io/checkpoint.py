@@ -1,5 +1,6 @@
 """Any format -> a checkpoint: its config and its tensors, checked by name and shape."""
 import json
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 WEIGHTS = (  # of a folder, the first that is there
     "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
 )  # fmt: skip
+INDEX = re.compile(r"(pytorch_)?model\.(safetensors|bin)\.index(\.\w+)?\.json")  # of shards; maybe of a variant, fp16
 OPENAI_FILES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}  # OpenAI's names of the same
 
 
@@ -50,7 +52,9 @@ def open_checkpoint(path, layout="", weights=True, tokenizer=""):
     if path.is_dir():
         weight_file = next((path / name for name in WEIGHTS if has_file(path, name)), None)
         if weight_file is None:
-            others = sorted(p for p in path.iterdir() if p.suffix in (".safetensors", ".npz", ".gguf", *PICKLES))
+            kinds = (".safetensors", ".npz", ".gguf", *PICKLES)
+            others = sorted(p for p in path.iterdir() if INDEX.fullmatch(p.name) or p.suffix in kinds)
+            others.sort(key=lambda p: p.suffix != ".json")  # an index before its shards
             hint = f"; to use {others[0].name}, give its path" if others else ""
             raise UserError(f"{path}: {what_it_is(path) or f'no model.safetensors in this folder{hint}'}")
     tensors, files, weight_files = read_weights(weight_file)
@@ -68,7 +72,7 @@ def read_weights(path):
     what = what_it_is(path) if path.suffix not in (".safetensors", ".npz", ".gguf", ".json") else None
     if what:
         raise UserError(f"{path}: {what}")
-    if path.name in WEIGHTS and path.suffix == ".json":
+    if INDEX.fullmatch(path.name):
         read = read_safetensors if "safetensors" in path.name else lambda shard: read_torch(shard)[0]
         files = sorted(set(read_weight_map(path).values()))
         return read_shards(path, read), {}, [path.parent / file for file in files]

@@ -190,7 +190,7 @@ def about_unknown(flag, key, known):
     """What to say of a flag that a function lacks: the nearest that it has, or the version that has it."""
     elsewhere = flags_of_versions()
     name = ELSEWHERE.get(key, key)
-    if name not in (*known, *elsewhere, *MOVED, "prompt"):
+    if name not in (*known, *elsewhere, *MOVED, "layout", "prompt"):
         name = next(iter(difflib.get_close_matches(key, [*known, *elsewhere], n=1)), None)
     if name in known:
         hint = f"did you mean --{name}?"
@@ -198,6 +198,8 @@ def about_unknown(flag, key, known):
         hint = "files of prompts: python jobs.py complete FILE --out results.jsonl"
     elif name in elsewhere:
         hint = f"--{name} is a flag of {elsewhere[name]}"
+    elif name == "layout":
+        hint = "python utils.py convert --model PATH --out FOLDER --layout nanogpt writes a folder for --model"
     elif name == "prompt":
         hint = 'a prompt has no flag before it, as in "Once upon a time"'
     else:

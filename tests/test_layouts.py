@@ -114,6 +114,15 @@ def test_an_untied_pair_of_which_the_head_is_missing(tmp_path):
     refused(write_folder(tmp_path / "n", {**CONFIG, "tie_word_embeddings": "yes"}), "tie_word_embeddings", "bool")
 
 
+def test_shards_of_a_variant_are_read_by_the_path_of_their_index(tmp_path):
+    folder = write_folder(tmp_path / "m")
+    shard, index = folder / "model.fp16-00001-of-00001.safetensors", folder / "model.safetensors.index.fp16.json"
+    (folder / "model.safetensors").rename(shard)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(make_tensors(), shard.name)}), encoding="utf-8")
+    refused(folder, f"to use {index.name}, give its path")
+    assert_same_model(index)
+
+
 # ---- nanoGPT
 
 

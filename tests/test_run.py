@@ -131,6 +131,7 @@ def test_mistakes_are_one_line(edge, arguments, words):
         ("--n_tokens_to_genrate", "did you mean --n_tokens_to_generate?"),
         ("--modle", "did you mean --model?"),
         ("-m", "did you mean --model?"),
+        ("--layout", "utils.py convert --model PATH --out FOLDER --layout nanogpt"),
         ("--temp", "--temperature is a flag of gpt2_v4_sampling.py"),
         ("--temperature", "--temperature is a flag of gpt2_v4_sampling.py"),
         ("--temprature", "--temperature is a flag of gpt2_v4_sampling.py"),
@@ -141,7 +142,7 @@ def test_mistakes_are_one_line(edge, arguments, words):
         ("--out", "python jobs.py complete FILE --out results.jsonl"),
         ("--batch_size", "python jobs.py complete FILE --out results.jsonl"),
         ("--prompt", "a prompt has no flag before it"),
-        ("--zzz", "known: --n_tokens_to_generate, --model, --models_dir, --json"),
+        ("--zzz", "known: --n_tokens_to_generate, --model, --models_dir, --tokenizer, --json"),
     ],
 )
 def test_an_unknown_flag_names_what_is_meant(edge, flag, words):
