@@ -71,17 +71,17 @@ def linear(x, w, b):
     threads, and too small for it to copy the tile into an order of its own first, which takes longer than the product.
     """
     n_parts, n_tiles, n, _ = w.shape
-    rows = x.reshape(-1, n_parts * n)  # [..., n_in] -> [n_rows, n_in]
-    parts = np.split(in_blocks(rows, fewest_rows(n, TILE, x.dtype)), n_parts, axis=-1)  # of [n_blocks, 8, n_in/n_parts]
-    y, bias = np.empty((*parts[0].shape[:2], n_tiles, TILE), x.dtype), np.resize(b, (n_tiles, TILE))
-    size = max(8, 2048 // max(len(rows), 1))  # so many tiles that what they give is still in the cache when it is moved
+    rows = x.reshape(-1, n_parts, n).swapaxes(0, 1)  # [..., n_in] -> [n_parts, n_rows, n_in/n_parts]
+    parts = in_blocks(rows, fewest_rows(n, TILE, x.dtype))  # -> [n_parts, n_blocks, 8, n_in/n_parts]
+    y, bias = np.empty((*parts.shape[1:3], n_tiles, TILE), x.dtype), np.resize(b, (n_tiles, TILE))
+    size = max(8, 2048 // max(rows.shape[1], 1))  # so many tiles that their products are moved while in the cache
 
     def multiply(tiles):
         products = functools.reduce(np.add, (part @ tile for part, tile in zip(parts, w[:, tiles, None])))  # in order
         np.add(products.transpose(1, 2, 0, 3), bias[tiles], out=y[:, :, tiles])  # from [n_tiles, n_blocks, 8, 64]
 
     parallel(multiply, n_tiles, work=w[:, 0].size * y[..., 0, 0].size, at_once=size)
-    return y.reshape(-1, n_tiles * TILE)[: len(rows), : len(b)].reshape(*x.shape[:-1], len(b))
+    return y.reshape(-1, n_tiles * TILE)[: rows.shape[1], : len(b)].reshape(*x.shape[:-1], len(b))
 
 
 def in_blocks(x, fewest):
@@ -156,10 +156,10 @@ def attention(q, k, v, masks):
     """
     *batch, n_q, d_head = q.shape
     fewest = max(fewest_rows(d_head, TILE, q.dtype), fewest_rows(TILE, d_head, q.dtype))
-    outputs = []
-    for queries, mask in zip(np.split(q / math.sqrt(d_head), range(TILE, n_q, TILE), axis=-2), masks):
+    q, outputs = q / math.sqrt(d_head), np.empty(q.shape, q.dtype)
+    for start, mask in zip(range(0, n_q, TILE), masks):
         n_q, n_k = mask.shape[-2:]
-        queries = in_blocks(queries, fewest)[..., None, :, :]  # [..., n_q, d_head] -> [..., n_q/8, 1, 8, d_head]
+        queries = in_blocks(q[..., start : start + TILE, :], fewest)[..., None, :, :]  # -> [..., n_q/8, 1, 8, d_head]
         keys, values = (x[..., :n_k, :].reshape(*batch, 1, n_k // TILE, TILE, d_head) for x in (k, v))
         scores = np.empty((*queries.shape[:-3], queries.shape[-2], n_k // TILE, TILE), q.dtype)
         blocks = scores.swapaxes(-2, -3)  # the same memory as [..., n_q/8, n_k/64, 8, 64]
@@ -168,8 +168,8 @@ def attention(q, k, v, masks):
         scores += mask
         softmax(scores, out=scores)
         x = np.sum(blocks @ values, axis=-3)  # in order: [..., n_q/8, n_k/64, 8, d_head] -> [..., n_q/8, 8, d_head]
-        outputs.append(x.reshape(*batch, -1, d_head)[..., :n_q, :])
-    return np.concatenate(outputs, axis=-2)
+        outputs[..., start : start + TILE, :] = x.reshape(*batch, -1, d_head)[..., :n_q, :]
+    return outputs
 
 
 def mha(x, c_attn, c_proj, n_head, groups, kv_cache, slots):
