@@ -406,10 +406,14 @@ def job(tmp_path_factory):
 
 @pytest.fixture
 def own_network(monkeypatch):
-    """Ray's processes call each other by this machine's address, which conftest.py's guard takes for the network."""
+    """Ray's processes call each other by this machine's address, which conftest.py's guard takes for the network.
+
+    And they get their share of a busy machine: Ray's own way is to let everything else go first.
+    """
     paths = os.environ["PYTHONPATH"].split(os.pathsep)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if Path(path).name != "offline"))
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
 
 
 @pytest.fixture
