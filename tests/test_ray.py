@@ -459,8 +459,10 @@ def finish(process, n=2000):
 
 def wait_for_files(process, folder, n):
     """Until n batches are there, of 63."""
+    end = time.monotonic() + 200
     while len(list(folder.glob("*.jsonl"))) < n:
         assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end, list(folder.iterdir())
         time.sleep(0.02)
 
 
@@ -493,11 +495,11 @@ def children(process):
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds actors in Linux' /proc")
 def test_an_actor_is_killed_every_few_seconds(job, start, cluster, tmp_path):
     """Six times at most, for a busy machine's sake; in small batches, so that the job outlasts some kills."""
-    process, killed = start("--ray_address", cluster.address, "--rows", "1"), []
-    while process.poll() is None:
+    process, killed, end = start("--ray_address", cluster.address, "--rows", "1"), [], time.monotonic() + 200
+    while process.poll() is None and len(killed) < 6 and time.monotonic() < end:
         raylets = [machine.all_processes["raylet"][0].process.pid for machine in cluster.list_all_nodes()]
         actors = [child for raylet in raylets for child, name in children(raylet).items() if "Actor" in name]
-        if actors and len(killed) < 6 and any((tmp_path / "out").glob("*.jsonl")):
+        if actors and any((tmp_path / "out").glob("*.jsonl")):
             killed.append(random.choice(actors))
             os.kill(killed[-1], signal.SIGKILL)
             time.sleep(3)
