@@ -106,13 +106,22 @@ def connected(address, n_bytes):
         options |= {"num_cpus": count_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         options |= {"object_store_memory": int(1.1 * n_bytes) + (200 << 20)}  # and for what is on its way
     try:
+        answers(os.environ.get("RAY_ADDRESS", "auto") if address == "auto" else address)
         ray.init(**options)
-    except (RuntimeError, ValueError) as error:  # of another version, or no address
-        raise UserError(f"--ray_address {address}: {error}") from None
+    except (RuntimeError, ValueError, OSError) as error:  # another version, no address, nobody there
+        where, what = f"--ray_address {address}" if address else "Ray", getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{where}: {' '.join(what.split())}") from None
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def answers(address):
+    """Raise OSError if nobody listens at HOST:PORT, which Ray would ask for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
 
 
 def n_bytes_of(tree):

@@ -368,6 +368,24 @@ def test_prompts_that_change_while_the_job_runs_end_it(run, batches, tmp_path, m
     assert_one_line(run([{"prompt": "The fox"}], "out", "--ray"), "prompts.jsonl", "it was changed while the job ran")
 
 
+@pytest.mark.parametrize("address, words", [("127.0.0.1:9", "refused"), ("auto", "No Ray here"), ("x://y", "x://y")])
+def test_where_no_ray_answers_is_one_line_and_at_once(monkeypatch, address, words):
+    from gpt2_io import ray_jobs
+
+    def init(address, **options):
+        raise ConnectionError("No Ray\n here") if address == "auto" else ValueError(address)
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_jobs.ray, "init", init)
+    with pytest.raises(utils.UserError, match=f"--ray_address {address}: .*{words}"):
+        with ray_jobs.connected(address, 0):
+            pass
+    if address == "auto":
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+        with pytest.raises(utils.UserError, match="--ray_address auto: .*refused"), ray_jobs.connected(address, 0):
+            pass
+
+
 @pytest.mark.parametrize(
     "cores, n_actors, expected",
     [([1], None, (1, 1)), ([2], None, (2, 1)), ([8], 2, (2, 4)), ([8], 3, (3, 2)), ([0, 4, 2], 3, (3, 2)),
@@ -466,9 +484,10 @@ def wait_for_files(process, folder, n):
         time.sleep(0.02)
 
 
-def test_three_machines_write_what_one_writes(job, start, cluster, tmp_path):
+def test_three_machines_write_what_one_writes(job, start, cluster, tmp_path, monkeypatch):
     cluster.add_node(**cluster.size)
-    finish(start("--ray_address", cluster.address))
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)  # there may be other clusters here
+    finish(start("--ray_address", "auto"))
     assert lines_of(tmp_path / "out") == job.lines
     assert {path.suffix for path in (tmp_path / "out").iterdir()} == {".jsonl"}
 
