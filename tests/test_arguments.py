@@ -9,7 +9,7 @@ import numbers
 
 import numpy as np
 import pytest
-from tiny import VERSIONS, random_model
+from tiny import ENDS, VERSIONS, random_model
 
 import utils
 import versions
@@ -230,10 +230,15 @@ CASES = [
     for name in arguments
     if (name in RIGHT or name in ("input_ids", "attention_mask")) and is_new(version, function)
 ]
-every_argument = pytest.mark.parametrize("version, function, name", CASES, ids=str)
+NEWEST = {(function, name): version for version, function, name in CASES}
+every_argument = pytest.mark.parametrize(  # of the newest of each function, and of those before it as `slow`
+    "version, function, name",
+    [pytest.param(*case, marks=[pytest.mark.slow] * (NEWEST[case[1:]] is not case[0])) for case in CASES],
+    ids=str,
+)
 
 
-@pytest.mark.parametrize("version", VERSIONS, ids=str)
+@pytest.mark.parametrize("version", ENDS, ids=str)
 def test_the_right_arguments_are_taken(version):
     """Otherwise all would be refused below."""
     for function, arguments in calls_of(version).items():

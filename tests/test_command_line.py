@@ -7,7 +7,7 @@ import json
 
 import pytest
 from model_files import assert_one_line, command
-from tiny import ENDS, PADDING, V0, VERSIONS
+from tiny import ENDS, PADDING, V0, VERSIONS, first_and_last
 
 import utils
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("clean_environment")
 
 every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
 first_and_newest = pytest.mark.parametrize("version", ENDS, ids=str)  # what is the work of rooms
-every_padding_version = pytest.mark.parametrize("version", PADDING, ids=str)
+every_padding_version = pytest.mark.parametrize("version", first_and_last(PADDING), ids=str)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ TYPED = [
 ]  # fmt: skip
 
 
-@every_version
+@first_and_newest
 def test_prompts_arrive_as_typed(run, version, continuation):
     """Fire alone would make a tuple of "Hello, world", an int of "1" and cut off "# comment"."""
     batches = [TYPED] if version.pads else [[prompt] for prompt in TYPED[:: 1 if version is V0 else 3]]
@@ -115,7 +115,7 @@ def test_one_prompt_prints_its_continuation_and_nothing_else(run, version, conti
     assert (result.returncode, result.stdout, result.stderr) == (0, continuation("Once upon a time", 4)[1] + "\n", "")
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version.batches], ids=str)
+@pytest.mark.parametrize("version", first_and_last(VERSIONS[1:]), ids=str)
 def test_several_prompts_print_each_with_its_continuation(run, version, continuation):
     prompts = ["Once upon a time", "There was a"]
     if not version.pads:
@@ -134,7 +134,7 @@ def test_json_holds_plain_ids(run, version, continuation):
     assert all(type(i) is int for i in record["ids"])
 
 
-@every_version
+@first_and_newest
 def test_zero_tokens(run, version):
     """An empty continuation."""
     assert run(version, "Once", "--n_tokens_to_generate", "0").stdout == "\n"
@@ -153,18 +153,18 @@ def test_a_ragged_batch_prints_what_v0_writes_for_each_prompt(run, version, cont
 # ---- mistakes of the user: one line on stderr, exit status 2, no traceback
 
 
-@every_version
+@first_and_newest
 def test_a_number_that_is_none(run, version):
     assert_one_line(run(version, "Once", "--n_tokens_to_generate", "ten"), "--n_tokens_to_generate", "'ten'")
 
 
-@every_version
+@first_and_newest
 def test_a_prompt_that_is_too_long(run, version, tales):
     n_ctx = tales[1]["n_ctx"]
     assert_one_line(run(version, "Once", "--n_tokens_to_generate", n_ctx), "prompt 0", n_ctx, "shorten the prompt")
 
 
-@every_version
+@first_and_newest
 def test_no_prompt(run, version):
     assert_one_line(run(version), "no prompt")
 

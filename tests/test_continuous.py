@@ -8,16 +8,15 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from tiny import FLAT, assert_same_bits, random_model, random_prompts
+from tiny import FLAT, assert_same_bits, first_and_last, last_of, random_model, random_prompts
 
 import gpt2_v6_threads as v6
 import gpt2_v7_continuous as v7
 import utils
 
 # v8 adds guesses, which the newest has too.
-every_version = pytest.mark.parametrize(
-    "version", [FLAT[0], *(pytest.param(version, marks=pytest.mark.slow) for version in FLAT[1:-1]), FLAT[-1]], ids=str
-)
+every_version = pytest.mark.parametrize("version", first_and_last(FLAT), ids=str)
+newest = pytest.mark.parametrize("version", last_of(FLAT), ids=str)  # whose model is that of the others
 N_CTX = 192
 SAMPLED = {"temperature": 1.0, "top_p": 0.95, "top_k": 12, "repetition_penalty": 1.1}
 
@@ -85,7 +84,7 @@ def some_results(is_sampled):
 @pytest.mark.blas
 @every_version
 @pytest.mark.parametrize("is_sampled", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("n_rows, chunk", [(2, 7), (3, 64), (16, None)])
+@pytest.mark.parametrize("n_rows, chunk", [(2, 7), pytest.param(3, 64, marks=pytest.mark.slow), (16, None)])
 def test_each_prompt_has_the_bits_of_v6_alone(version, is_sampled, n_rows, chunk):
     prompts, n, expected = some_results(is_sampled)
     order = np.random.default_rng(n_rows).permutation(8).tolist()
@@ -97,14 +96,14 @@ def test_each_prompt_has_the_bits_of_v6_alone(version, is_sampled, n_rows, chunk
 
 
 @pytest.mark.blas
-@every_version
+@newest
 @pytest.mark.parametrize("n_embd, n_head", [(35, 5), pytest.param(768, 12, marks=pytest.mark.slow)])
 def test_other_sizes_of_models(version, n_embd, n_head):
     model, prompts = model_of(n_embd=n_embd, n_head=n_head, n_layer=1), mixed_prompts(6)
     assert results_of(version, model, prompts, 9, n_rows=3, chunk=40) == alone(model, prompts, 9)
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("n_samples", [2, pytest.param(5, marks=pytest.mark.slow)])
 def test_samples_of_one_prompt(version, n_samples):
     """They begin as copies of the first one, and draw what they would alone."""
@@ -117,7 +116,7 @@ def test_samples_of_one_prompt(version, n_samples):
         assert cache["n_reused"] >= sum(len(ids) - 1 for ids in prompts if len(ids) > 16) * (n_samples - 1)
 
 
-@every_version
+@newest
 def test_a_callback_ends_a_row_and_the_others_do_not_notice(version):
     model, prompts = model_of(), mixed_prompts(4)
     expected, _ = alone(model, prompts, 10)
@@ -153,7 +152,7 @@ def test_logits_of_the_tokens_that_are_wanted_and_of_no_others(version):
             assert_same_bits(logits, np.array([everything[rows[n]][positions[n]] for n in wanted]))
 
 
-@every_version
+@newest
 def test_tokens_in_any_order_of_rows_and_last_ones_replaced(version):
     """The tokens of a row need not stand together; where one is fed in again, what follows is forgotten."""
     model, prompts = model_of(), random_prompts([20, 20], 40)
@@ -224,7 +223,7 @@ def test_prompts_come_in_chunks_beside_rows_that_are_continued(monkeypatch):
     assert all(sum(n for n in step.values() if n == 1) <= 5 and max(step.values()) == 1 for step in steps)
 
 
-@every_version
+@newest
 def test_results_come_as_they_are_ready(version):
     """on_end: each row once, the shortest first, with what the result has for it; prompts without new tokens too."""
     model, prompts, n = model_of(), random_prompts([5, 6, 7, 8], 40), [9, 0, 3, 6]
@@ -253,7 +252,7 @@ def test_a_common_prefix_is_computed_once(version, monkeypatch):
     assert sum(sum(step.values()) for step in steps) <= 100 + sum(range(1, 9)) + 8 * 2 + len(steps) * 8
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("settings", [{}, SAMPLED], ids=["greedy", "sampled"])
 def test_turns_of_conversations(version, settings):
     """A cache goes on from call to call. Each text finds its row again, in any order, and computes what is new."""
@@ -310,7 +309,7 @@ def test_reuse_leaves_other_rows_alone_and_counts(version):
 # ---- the cache: its size, its checks, its memory, and what is left of a call that was broken off
 
 
-@every_version
+@newest
 def test_a_budget_of_bytes(version):
     model, prompts = model_of(), random_prompts([70, 10, 20, 120], 40)
     row = 1 * 2 * 12 * 192 * 4  # n_layer, keys and values, n_embd, slots, bytes
@@ -346,7 +345,7 @@ WRONG = {
 }
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_wrong_is_refused_by_name_before_anything_is_written(version, wrong):
     arguments, message = WRONG[wrong]
@@ -360,7 +359,7 @@ def test_what_is_wrong_is_refused_by_name_before_anything_is_written(version, wr
     assert np.all(np.isnan(cache["blocks"])) and cache["ids"] == [[], []] and told == []
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("wrong", [-1, 40, 10**6, 1.0, "1", None, True, np.nan], ids=repr)
 def test_ids_of_no_token_are_refused(version, wrong):
     """-1 would be the last row of wte."""
@@ -374,7 +373,7 @@ def test_ids_of_no_token_are_refused(version, wrong):
     assert cache["ids"] == [[]]
 
 
-@every_version
+@newest
 def test_weights_that_are_too_small_and_heads_that_do_not_fit_are_refused(version):
     for dtype, n_head, words in ((np.float16, 3, "the weights are float16"), (np.float32, 5, "n_head 5 does not fit")):
         model = model_of(dtype)._replace(n_head=n_head)
@@ -386,7 +385,7 @@ def test_weights_that_are_too_small_and_heads_that_do_not_fit_are_refused(versio
             version.module.gpt2([1, 2], [0, 0], [0, 1], **call)
 
 
-@every_version
+@newest
 def test_inputs_are_never_changed(version):
     """Lists and arrays of ids stay as they were, which text.append would not leave; results are the caller's alone."""
     model, prompts = model_of(), random_prompts([9, 20, 9], 40)
@@ -399,7 +398,7 @@ def test_inputs_are_never_changed(version):
         assert results_of(version, model, given, n, kv_cache=cache)[0][0] == ids[0][:-1]
 
 
-@every_version
+@newest
 def test_a_cache_of_another_model_or_with_too_little_room_is_refused(version):
     model, prompts = model_of(), random_prompts([5, 60], 40)
     for other in (TWO_LAYERS, model_of(n_embd=24), model_of(n_head=2), model_of(np.float64)):
@@ -427,7 +426,7 @@ PLACES = {
 }
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("wrong", PLACES)
 def test_places_that_make_no_sense_are_refused(version, wrong):
     arguments, message = PLACES[wrong]
@@ -447,7 +446,7 @@ class Broken(BaseException):
     """As Ctrl-C or a full memory."""
 
 
-@every_version
+@newest
 @pytest.mark.parametrize("where", ["attention", "linear", "choose", "count_shared"])
 def test_a_call_that_was_broken_off_leaves_a_cache_that_can_go_on(version, where, monkeypatch):
     """At whatever call of a function; then the cache holds what it says, and the next call has the right bits."""
@@ -477,7 +476,7 @@ def test_a_call_that_was_broken_off_leaves_a_cache_that_can_go_on(version, where
         assert results_of(version, model, prompts, 4, n_rows=2, chunk=25, kv_cache=cache) == expected
 
 
-@every_version
+@newest
 def test_memory_is_that_of_the_cache_however_many_prompts(version):
     """Bytes that are alive at the most do not grow with the number of prompts, but by what goes in and comes out."""
     model = model_of(n_layer=1)

@@ -114,6 +114,7 @@ def greedy_runs():
             yield from ((prompt, n) for prompt in words[2:flags])
 
 
+@pytest.mark.slow
 def test_greedy_texts_do_not_hang_by_a_hair():
     """The best two logits are 1e-3 or more apart at each step. Rounding moves them by 1e-5."""
     encoder, hparams, params = build.utils.load_model("tales")

@@ -467,7 +467,7 @@ def test_a_wait_of_hours_is_told_and_not_sat_out(hub, tmp_path, pauses):
 @pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def no_locks(request, monkeypatch):
     """A file system without locks, as some network drives are."""
-    fcntl = pytest.importorskip("fcntl")
+    fcntl = pytest.importorskip("fcntl", reason="Windows has locks of another kind")
 
     def flock(file, how):
         raise OSError(request.param, os.strerror(request.param))

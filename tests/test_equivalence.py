@@ -162,7 +162,14 @@ def test_greedy_ids_of_these_models_say_something():
 # ---- BLAS: equal to the last bit where both sides make the same calls
 
 BLAS_LENGTHS = [1, 5, 8, 33]
-both_floats = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+FAST = [("tiny", np.float32), ("odd", np.float64), ("wide", np.float32)]  # each size and each dtype; the others `slow`
+KINDS = FAST + [
+    pytest.param(size, dtype, marks=pytest.mark.slow)
+    for size in SIZES
+    for dtype in (np.float32, np.float64)
+    if (size, dtype) not in FAST
+]
+every_kind = pytest.mark.parametrize("size, dtype", KINDS, ids=lambda x: getattr(x, "__name__", x))
 STEPS = [(before, after) for before, after in NEIGHBOURS if before.has_one_shape == after.has_one_shape]
 
 
@@ -178,8 +185,7 @@ every_cached_step = steps(lambda before: before.caches or before.is_flat)
 
 
 @pytest.mark.blas
-@both_floats
-@every_size
+@every_kind
 @every_step
 def test_same_calls_for_a_batch_of_one(before, after, size, dtype):
     model = random_model(dtype, **SIZES[size])
@@ -191,8 +197,7 @@ def test_same_calls_for_a_batch_of_one(before, after, size, dtype):
 
 
 @pytest.mark.blas
-@both_floats
-@every_size
+@every_kind
 @every_batched_step
 def test_same_calls_for_equal_lengths(before, after, size, dtype):
     model = random_model(dtype, **SIZES[size])
@@ -202,8 +207,7 @@ def test_same_calls_for_equal_lengths(before, after, size, dtype):
 
 
 @pytest.mark.blas
-@both_floats
-@every_size
+@every_kind
 @every_padded_step
 def test_same_calls_for_a_ragged_batch(before, after, size, dtype):
     """With a cache: for a prefill into a fresh one, also where it has room for more."""
@@ -217,8 +221,7 @@ def test_same_calls_for_a_ragged_batch(before, after, size, dtype):
 
 
 @pytest.mark.blas
-@both_floats
-@every_size
+@every_kind
 @every_cached_step
 def test_same_calls_for_everything_through_the_cache(before, after, size, dtype):
     model = random_model(dtype, **SIZES[size])
@@ -229,8 +232,7 @@ def test_same_calls_for_everything_through_the_cache(before, after, size, dtype)
 
 
 @pytest.mark.blas
-@both_floats
-@every_size
+@every_kind
 @pytest.mark.parametrize("version", where_the_model_is_new(v for v in VERSIONS if v.has_one_shape), ids=str)
 def test_same_bits_where_all_calls_have_one_shape(version, size, dtype):
     """What v5 is for: alone, padded, in a batch and through the cache in any pieces, the bits are the same."""
@@ -266,7 +268,7 @@ def test_float32_logits_are_near(version, size):
 
 @pytest.mark.blas
 @every_version
-@every_size
+@pytest.mark.parametrize("size", ["tiny", *(pytest.param(size, marks=pytest.mark.slow) for size in ("odd", "wide"))])
 def test_float32_greedy_ids(version, size):
     """The ids of v0 in np.longdouble. The best two logits are further apart than rounding can move them."""
     for lengths in [(9, 9), *(RAGGED[:2] if size == "tiny" else [])]:
@@ -285,7 +287,7 @@ def test_float32_greedy_ids(version, size):
 
 @pytest.mark.blas
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.longdouble], ids=["float32", "float64", "longdouble"])
-@every_version
+@pytest.mark.parametrize("version", where_the_model_is_new(VERSIONS), ids=str)
 def test_logits_and_the_cache_have_the_dtype_of_the_params(version, dtype):
     model, prompts = random_model(dtype), random_prompts([9, 9])
     assert {logits.dtype for logits in version.logits(model, prompts)} == {np.dtype(dtype)}

@@ -145,7 +145,7 @@ def plant(monkeypatch, read, seconds=20):
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_reader_with_a_fault_is_found(monkeypatch, tmp_path, capsys, fault):
     if fault.startswith("slow") and not hasattr(signal, "setitimer"):
-        pytest.skip("nothing ends it here")
+        pytest.skip("this system has no timers that would end it")
     plant(monkeypatch, PLANTED[fault], 0.01 if fault.startswith("slow") else 20)
     with pytest.raises(SystemExit) as stopped:
         fuzz.main("planted", runs=2, guided=False, faults=str(tmp_path / "faults"), out=str(tmp_path / "out.json"))
@@ -176,7 +176,7 @@ def test_a_reader_without_a_fault_passes_with_the_same_inputs_for_the_same_seed(
 @pytest.mark.slow
 @pytest.mark.extra
 def test_inputs_guided_by_atheris(tmp_path, capsys):
-    pytest.importorskip("atheris")
+    pytest.importorskip("atheris", reason="atheris is not there: pip install -e '.[fuzz]'")
     fuzz.main("config", runs=500, guided=True, faults=str(tmp_path / "faults"), out=str(tmp_path / "out.json"))
     count = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["readers"]["config"]
     assert count["inputs"] == 500 and count["loaded"] > 3 and count["refused"] > 3 and count["fault"] == 0
@@ -240,7 +240,9 @@ class Strategies:
     def __init__(self, seeds):
         """seeds: valid files."""
         self.seeds = seeds
-        self.st = st = pytest.importorskip("hypothesis.strategies")
+        from hypothesis import strategies as st
+
+        self.st = st
         self.text = st.text(st.characters(), max_size=20)  # with surrogates
         self.number = st.sampled_from(BIG_INTS) | st.integers() | st.floats()
         scalars = st.none() | st.booleans() | self.number | self.text | st.sampled_from(HOSTILE)
@@ -491,7 +493,8 @@ class Strategies:
 @pytest.mark.extra
 @pytest.mark.parametrize("name", fuzz.TARGETS)
 def test_files_of_the_right_form_with_odd_things_in_them(prepared, judge, name):
-    hypothesis = pytest.importorskip("hypothesis")
+    import hypothesis
+
     target, folder = prepared(name)
     seen = set()
 
@@ -520,7 +523,7 @@ def link(path, to):
     try:
         path.symlink_to(to)
     except OSError:
-        pytest.skip("no links here")
+        pytest.skip("this system makes no symbolic links")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "vocab.json", "merges.txt"])

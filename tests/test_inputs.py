@@ -3,7 +3,7 @@ import re
 
 import numpy as np
 import pytest
-from tiny import BATCHING, CACHING, FLAT, PADDING, VERSIONS, random_model, random_prompts
+from tiny import BATCHING, CACHING, FLAT, PADDING, VERSIONS, first_and_last, random_model, random_prompts
 
 import utils
 
@@ -14,7 +14,7 @@ SAMPLING = [v for v in VERSIONS if hasattr(v.module, "sample")]
 
 
 def each(versions):
-    return pytest.mark.parametrize("version", versions, ids=str)
+    return pytest.mark.parametrize("version", first_and_last(versions), ids=str)
 
 
 @each(NOT_FLAT)

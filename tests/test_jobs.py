@@ -1249,9 +1249,7 @@ def test_perplexity_of_the_held_out_text_is_that_of_the_card():
 
 @pytest.mark.reference
 @pytest.mark.parametrize("stride", [512, 200])
-def test_perplexity_equals_transformers_on_the_same_windows(tmp_path, stride):
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+def test_perplexity_equals_transformers_on_the_same_windows(tmp_path, stride, torch, transformers):
     folder = ROOT / "models" / "tales"
     text = (folder / "held_out.txt").read_text(encoding="utf-8").split("<|endoftext|>")[0].strip()
     (tmp_path / "t.jsonl").write_text(json.dumps({"text": text}), encoding="utf-8")

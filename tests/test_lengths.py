@@ -3,9 +3,10 @@ import json
 
 import numpy as np
 import pytest
-from tiny import V0, VERSIONS, random_model, random_prompts
+from tiny import CACHING, ENDS, PADDING, V0, first_and_last, random_model, random_prompts
 
-every_version = pytest.mark.parametrize("version", VERSIONS, ids=str)
+first_and_newest = pytest.mark.parametrize("version", ENDS, ids=str)  # what the checks of rooms refuse
+padding, caching = (pytest.mark.parametrize("version", first_and_last(some), ids=str) for some in (PADDING, CACHING))
 
 
 def forbid_compute(version, monkeypatch):
@@ -15,7 +16,7 @@ def forbid_compute(version, monkeypatch):
     monkeypatch.setattr(version.module, "gpt2", gpt2)
 
 
-@every_version
+@first_and_newest
 @pytest.mark.parametrize("length, n", [(9, 0), (9, 1), (8, 2), (3, 7), (1, 9), (1, 10**30)])
 def test_too_long_is_refused_before_any_compute(version, length, n, monkeypatch):
     """With n_ctx 8. The error states the prompt, its length, the tokens to generate and the limit."""
@@ -25,7 +26,7 @@ def test_too_long_is_refused_before_any_compute(version, length, n, monkeypatch)
         version.generate(model, random_prompts([length]), n)
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version.pads], ids=str)
+@padding
 def test_names_the_prompt_that_is_too_long(version, monkeypatch):
     """In a batch, the one that does not fit."""
     forbid_compute(version, monkeypatch)
@@ -33,7 +34,7 @@ def test_names_the_prompt_that_is_too_long(version, monkeypatch):
         version.generate(random_model(n_ctx=8), random_prompts([5, 1, 6, 7]), 4)
 
 
-@every_version
+@first_and_newest
 @pytest.mark.parametrize("length, n", [(8, 0), (8, 1), (7, 2), (1, 8)])
 def test_as_long_as_the_limit_is_allowed(version, length, n):
     """The last new token is not fed in, so prompt and new tokens may be n_ctx + 1 in all."""
@@ -43,7 +44,7 @@ def test_as_long_as_the_limit_is_allowed(version, length, n):
     assert len(ids[0]) == n
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version.pads], ids=str)
+@padding
 def test_pads_do_not_count(version):
     """Each prompt of a batch has its own length, whatever the padded one is."""
     model = random_model(n_ctx=8)
@@ -51,7 +52,7 @@ def test_pads_do_not_count(version):
     assert version.generate(model, prompts, 2) == V0.generate(model, prompts, 2)
 
 
-@every_version
+@first_and_newest
 def test_the_model_itself_refuses_more_than_n_ctx_before_any_compute(version, monkeypatch):
     """wpe would be out of bounds, in words about axes and sizes."""
     model = random_model(n_ctx=8)
@@ -63,7 +64,7 @@ def test_the_model_itself_refuses_more_than_n_ctx_before_any_compute(version, mo
         version.logits(model, [ids])
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version.caches], ids=str)
+@caching
 def test_what_is_cached_counts_too(version):
     """Refused before anything is written, the second of two prompts by its number; pads do not count."""
     model = random_model(n_ctx=8)
@@ -84,7 +85,7 @@ def test_what_is_cached_counts_too(version):
     assert cache["length"] == 8
 
 
-@pytest.mark.parametrize("version", [version for version in VERSIONS if version.caches], ids=str)
+@caching
 def test_more_than_the_cache_holds_is_refused_before_writing(version):
     """70 tokens into a cache of 40, or what it is rounded up to, in chunks of 32: not after the first of them."""
     model = random_model(n_ctx=80)
@@ -101,7 +102,7 @@ def test_more_than_the_cache_holds_is_refused_before_writing(version):
     assert call["kv_cache"]["length"] == n_slots - 1
 
 
-@every_version
+@first_and_newest
 def test_a_prompt_without_ids_is_refused_with_advice(version):
     """What to do is to start from <|endoftext|>; the command line does it by itself (test_command_line.py)."""
     words = r"prompt 0 has no tokens; start from the <\|endoftext\|> token"
@@ -110,21 +111,21 @@ def test_a_prompt_without_ids_is_refused_with_advice(version):
         version.generate(random_model(), [[]], 3)
 
 
-@every_version
+@first_and_newest
 @pytest.mark.parametrize("prompts", [[[1, 2, 3]], [[1, 2], [3, 4]]], ids=str)
 def test_zero_tokens_to_generate(version, prompts):
     """Nothing comes back, once per prompt: [-0:] would be the prompt."""
     assert version.generate(random_model(), prompts, 0) == [[] for _ in prompts]
 
 
-@every_version
+@first_and_newest
 def test_less_than_zero_tokens_to_generate(version, monkeypatch):
     forbid_compute(version, monkeypatch)
     with pytest.raises(ValueError, match="^n_tokens_to_generate must be a whole number, 0 or more, not -1$"):
         version.generate(random_model(), [[1, 2, 3]], -1)
 
 
-@every_version
+@first_and_newest
 def test_ids_are_plain_ints_of_the_vocabulary(version):
     """Argmax over the last position of one row gives an id below n_vocab; over all of them, it would not."""
     model = random_model()
@@ -135,7 +136,7 @@ def test_ids_are_plain_ints_of_the_vocabulary(version):
     assert json.loads(json.dumps(ids)) == ids
 
 
-@every_version
+@first_and_newest
 def test_inputs_are_never_changed(version):
     """Lists and arrays stay as they were, which input_ids.append would not leave. Params here are read-only anyway."""
     model = random_model()

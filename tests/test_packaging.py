@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.extra]  # they need a new setuptools
 @pytest.fixture(scope="module")
 def pip(tmp_path_factory):
     """pip of a fresh environment that sees the packages of this one: pip(*arguments) -> CompletedProcess."""
-    pytest.importorskip("setuptools", "77")
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", folder / "venv"], check=True)
     python = folder / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

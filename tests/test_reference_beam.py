@@ -10,19 +10,13 @@ from tiny import ROOT
 import gpt2_v9_beam as v9
 import utils
 
-try:
-    import torch
-    import transformers
-except ImportError:  # of the extra reference: without it these tests are not chosen, or fail
-    torch = transformers = None
-
-pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("torch", "transformers")]
+pytestmark = pytest.mark.reference
 
 N_SEARCHES = {"tales": 100, "random": 400}  # the bundled model takes longer
 
 
 @pytest.fixture(scope="module", params=N_SEARCHES)
-def models(request, tmp_path_factory):
+def models(request, tmp_path_factory, torch, transformers):
     """-> name, the model of transformers, our params, hparams."""
     folder = ROOT / "models" / "tales"
     if request.param == "random":
@@ -46,6 +40,8 @@ def their_names(rules):
 
 def search_of_transformers(theirs, prompts, n, stop_ids, rules, n_beams, n_best, **search):
     """-> for each prompt n_best (ids before a stop id, score); pads on the left. One beam has no score: None."""
+    import torch  # a plain `pytest` does not need it
+
     T = max(map(len, prompts))
     padded = torch.tensor([[0] * (T - len(ids)) + ids for ids in prompts])
     mask = torch.tensor([[0] * (T - len(ids)) + [1] * len(ids) for ids in prompts])
@@ -153,7 +149,7 @@ def random_rules(rng):
     return {name: value for name, value in rules.items() if value}
 
 
-def test_rules_are_the_processors_of_transformers():
+def test_rules_are_the_processors_of_transformers(torch, transformers):
     """1,000 rows: the same tokens are left, with the same logits, also with a penalty for repetition after them."""
     rng, n_banned = random.Random(0), 0
     sizes = {"n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 1}
@@ -174,7 +170,7 @@ def test_rules_are_the_processors_of_transformers():
     assert n_banned > 500
 
 
-def test_the_processors_that_are_compared_with():
+def test_the_processors_that_are_compared_with(torch, transformers):
     rules = {"no_repeat_ngram_size": 2, "min_new_tokens": 1, "bad_words": [[3]], "logit_bias": {5: 1}}
     config = transformers.GenerationConfig(repetition_penalty=2.0, **their_names(rules))
     config._eos_token_tensor = torch.tensor([1])

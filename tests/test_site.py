@@ -20,7 +20,6 @@ PHONE, DESK = {"width": 360, "height": 740, "mobile": True}, {"width": 1280, "he
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The site in a folder of its own -> the folder, whose name has a space and a letter that URLs must quote."""
-    pytest.importorskip("markdown_it")
     import website
 
     return website.write_site(tmp_path_factory.mktemp("the site é"))
@@ -33,7 +32,8 @@ def names(site):
 @pytest.fixture(scope="module")
 def chromium():
     """Debian's Chromium, driven by its own driver, so that nothing is downloaded."""
-    webdriver = pytest.importorskip("selenium.webdriver")
+    from selenium import webdriver
+
     programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
     if None in programs:
         pytest.skip("there is no chromium, or no chromedriver: apt-get install chromium chromium-driver")
@@ -111,7 +111,6 @@ def test_links_resolve(site):
 
 
 def test_the_check_of_the_pages_looks_at_the_site():
-    pytest.importorskip("markdown_it")
     shell = build.Shell()
     try:
         path = shell.root / "docs" / "glossary.md"
@@ -190,7 +189,6 @@ def test_the_two_sides_are_the_two_files(show):
 
 
 def test_explanations_go_to_the_lines_that_they_name():
-    pytest.importorskip("markdown_it")
     import side_by_side
 
     groups = [("f", "x = wte[i]"), ("f", "y = np.tri(T)"), ("g", "y = wte.T")]
@@ -336,8 +334,9 @@ def test_the_living_page_works_on_a_phone(show, data):
 
 def test_the_notebook_prints_what_it_shows(tmp_path):
     """Run from the folder that it lies in. The tests' guard sees to it that no cell reaches for the network."""
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    import nbclient
+    import nbformat
+
     shown = nbformat.read(notebook.PATH, as_version=4)
     nbformat.validate(shown)
     ran = nbformat.from_dict(json.loads(json.dumps(shown)))

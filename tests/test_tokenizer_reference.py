@@ -126,8 +126,7 @@ FOLDERS = {  # name -> vocabulary, or None for tokenizer.json, and other files
 
 @pytest.mark.reference
 @pytest.mark.parametrize("name", FOLDERS)
-def test_ids_of_a_folder_equal_those_of_transformers(tmp_path, name):
-    transformers = pytest.importorskip("transformers")
+def test_ids_of_a_folder_equal_those_of_transformers(tmp_path, name, transformers):
     vocab, files = FOLDERS[name]
     write_folder(tmp_path, tokenizer=vocab is not None)
     if vocab is None:

@@ -149,8 +149,20 @@ def real_rows(array, prompts):
 
 VERSIONS = [Version(ROOT / f"{version.file}.py") for version in versions.VERSIONS]
 V0 = VERSIONS[0]
-# For what is the same in all versions, in a process for each: the first and the newest, and those between as `slow`.
-ENDS = [V0, *(pytest.param(version, marks=pytest.mark.slow) for version in VERSIONS[1:-1]), VERSIONS[-1]]
+
+
+def first_and_last(some):
+    """Versions as parameters, for what code does that they share: the first and the last, and as `slow` the others."""
+    first, *between, last = some
+    return [first, *(pytest.param(version, marks=pytest.mark.slow) for version in between), last]
+
+
+def last_of(some):
+    """As `first_and_last`, with the first as `slow` too."""
+    return [pytest.param(version, marks=pytest.mark.slow) for version in some[:-1]] + some[-1:]
+
+
+ENDS = first_and_last(VERSIONS)
 BATCHING = [version for version in VERSIONS if version.batches and not version.is_flat]
 PADDING = [version for version in VERSIONS if version.pads]
 CACHING = [version for version in VERSIONS if version.caches]
