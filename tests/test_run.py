@@ -236,7 +236,7 @@ def test_a_closed_pipe_is_quiet(script, n):
     process = subprocess.Popen([sys.executable, path], stdout=write, stderr=subprocess.PIPE)
     os.close(write)
     os.close(read)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert err == b"" and process.returncode == 141
 
 
