@@ -16,6 +16,7 @@ from tiny import ROOT, VERSIONS
 FILES = ("reference", "traps", "padding", "cache", "lengths", "equivalence", "exact", "continuous")
 SUITE = [f"tests/test_{name}.py" for name in FILES]
 NAMES = [version.name for version in VERSIONS]
+SLOW_TOO = ["-m", "not reference and not kernels and not extra"]
 
 FAULTS = {  # what is wrong: {the text as it is: the text as it is then}, one of them in each file that can be wrong so
     "position ids that ignore the padding": {
@@ -84,8 +85,11 @@ def with_fault(source, fault):
     return source.replace(text, instead)
 
 
-def run(folder, tests, fault=None, names=()):
-    """Copy the versions to a folder, put a fault into these of them, and run tests of this folder on the copy."""
+def run(folder, tests, fault=None, names=(), choice=()):
+    """Copy the versions to a folder, put a fault into these of them, and run tests of this folder on the copy.
+
+    choice: flags of pytest that say which tests.
+    """
     folder.mkdir()
     for name in NAMES:
         source = with_fault(read(name), fault) if name in names else read(name)
@@ -93,25 +97,28 @@ def run(folder, tests, fault=None, names=()):
     options = ["-x", "-p", "no:cacheprovider", "-o", f"pythonpath={shlex.quote(str(folder))} . tests tools"]
     options += ["-p", "xdist.plugin", "-n0"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins that happen to be there only cost time
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    command = [sys.executable, "-m", "pytest", *options, *choice, *tests]
     return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, encoding="utf-8", timeout=300)
 
 
-def assert_red(fault, names, folder, suite=SUITE):
+def assert_red(fault, names, folder, suite=SUITE, choice=()):
     """-> the test that failed."""
-    result = run(folder, suite, fault, names)
+    result = run(folder, suite, fault, names, choice)
     # 1: a test failed. Other codes, as for files that cannot be imported, are no finding of the suite.
     assert result.returncode == 1, f"{fault} in {names}: not red\n{result.stdout}{result.stderr}"
     return re.search(r"^FAILED (tests/test_\w+\.py::.+?)( - |$)", result.stdout, re.MULTILINE).group(1)
 
 
 def assert_all_red(mutants, folder):
-    """The suite is red for each of these (fault, names of files), and what failed there passes without a fault."""
+    """The suite is red for each of these (fault, names, flags), and what failed there passes without a fault."""
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        jobs = [pool.submit(assert_red, *mutant, folder / str(i)) for i, mutant in enumerate(mutants)]
+        jobs = [
+            pool.submit(assert_red, fault, names, folder / str(i), choice=choice)
+            for i, (fault, names, choice) in enumerate(mutants)
+        ]
         failed = [job.result() for job in jobs]
     assert len(failed) == len(mutants) > 0
-    unchanged = run(folder / "unchanged", sorted(set(failed)))
+    unchanged = run(folder / "unchanged", sorted(set(failed)), choice=SLOW_TOO)
     assert unchanged.returncode == 0, unchanged.stdout + unchanged.stderr
     assert f"{len(set(failed))} passed" in unchanged.stdout
 
@@ -130,9 +137,11 @@ def test_a_fault_turns_the_suite_red(tmp_path):
 @pytest.mark.slow
 def test_a_fault_in_all_files_turns_the_suite_red(tmp_path):
     """All of them are wrong in the same way then, so that comparing them with each other may not help."""
-    assert_all_red([(fault, files_with(fault)) for fault in FAULTS], tmp_path)
+    assert_all_red([(fault, files_with(fault), ()) for fault in FAULTS], tmp_path)
 
 
 @pytest.mark.slow
 def test_a_fault_in_one_file_turns_the_suite_red(tmp_path):
-    assert_all_red([(fault, [name]) for fault in FAULTS for name in files_with(fault)], tmp_path)
+    """By the tests of that file, of which those of versions between the first and the newest are `slow`."""
+    mutants = [(fault, [name], [*SLOW_TOO, "-k", name]) for fault in FAULTS for name in files_with(fault)]
+    assert_all_red(mutants, tmp_path)
