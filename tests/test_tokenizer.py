@@ -457,7 +457,7 @@ def test_tokenizers_of_another_kind_are_refused_by_the_part_that_differs(name, m
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # as if it were not installed
     encoder = encoder_of(tokenizer_json=tokenizer_json(**UNSUPPORTED[name]))
     assert encoder.n_vocab is None
-    with pytest.raises(UserError, match=f"{name}: pip install tokenizers, or give ids"):
+    with pytest.raises(UserError, match=f"{name}: pip install tokenizers; or give ids"):
         encoder.encode("a")
     assert encoder.encode("1 2") == [1, 2]
     assert encoder.decode([1, 2]) == " 1 2"
