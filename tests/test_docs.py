@@ -157,7 +157,7 @@ def test_pages_of_versions_are_short(page):
 
 @pytest.mark.parametrize("page", LINE_BY_LINE[1:])
 def test_a_page_shows_every_line_that_changes(page):
-    """But for docstrings, the lines at the top of a file that name its idea, and what a function shown whole replaces."""
+    """But for docstrings, the top of a file, where its idea is named, and what a function shown whole replaces."""
     names = list(build.diffs.VERSIONS)
     name = Path(page).stem
     rows = build.diffs.diff_rows(names[names.index(name) - 1], name)
