@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gpt2_io.blas import blas_in_use
-from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite
+from gpt2_io.checkpoint import PICKLES, as_half, check_tensors, open_checkpoint, read_config, read_finite, whole_config
 from gpt2_io.command_line import run
 from gpt2_io.continuations import Continuations, StopAt, choose_seed, read_stop
 from gpt2_io.cores import count_threads
@@ -175,15 +175,16 @@ def convert(model, out, models_dir="models", dtype=None, *, layout="", tokenizer
     if out.exists():
         raise UserError(f"{out} exists already; choose another name, or remove it")
     checkpoint = open_checkpoint(find_model(model, models_dir), layout, tokenizer=tokenizer)
-    stored, tensors = check_tensors(checkpoint, read_config(checkpoint)), {}
+    config = read_config(checkpoint)
+    stored, tensors, files = check_tensors(checkpoint, config), {}, whole_config(checkpoint.files, config)
     for name, tensor in stored.items():
         tensors[name] = read_finite(stored, name, checkpoint.path)
         if (dtype or tensor.dtype) == "F16":
             tensors[name] = as_half(tensors[name], name)
     if out.suffix == ".npz":
-        write_npz(out, tensors, checkpoint.files)
+        write_npz(out, tensors, files)
     else:
-        write_folder(out, tensors, checkpoint.files)
+        write_folder(out, tensors, files)
     print(out)
 
 

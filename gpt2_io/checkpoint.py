@@ -169,6 +169,17 @@ def read_config(checkpoint):
     }
 
 
+def whole_config(files, config):
+    """A model's text files, with what other programs look for in config.json and nanoGPT and OpenAI leave out.
+
+    config: from `read_config`. A config.json that has it all keeps its bytes.
+    """
+    found = json.loads(files["config.json"])
+    if {"model_type", "n_positions"} <= found.keys():
+        return files
+    return {**files, "config.json": json.dumps({"model_type": "gpt2", "n_positions": config["n_ctx"], **found})}
+
+
 def expected_shapes(config):
     """Names and shapes of the tensors of a GPT-2, as in OpenAI's and Hugging Face's checkpoints -> {name: shape}."""
     n_embd, n_inner = config["n_embd"], config["n_inner"]

@@ -161,7 +161,10 @@ def test_nanogpt_with_biases_is_known_by_its_config_or_by_the_flag_and_never_by_
     assert edge(utils.COMMANDS, "convert", folder, tmp_path / "out", "--layout", "nanogpt").returncode == 0
     assert_same_model(tmp_path / "out", meant)
     config = {key: value for key, value in CONFIG.items() if key != "n_positions"}
-    assert_same_model(write_folder(tmp_path / "n", {**config, "block_size": 16, "bias": True}, stored), meant)
+    folder = write_folder(tmp_path / "n", {**config, "block_size": 16, "bias": True}, stored)
+    assert_same_model(folder, meant)
+    utils.convert(folder, tmp_path / "out2")  # with the words of other programs
+    assert json.loads((tmp_path / "out2" / "config.json").read_text())["n_positions"] == 16
     refused(folder, "--layout takes nanogpt, not 'nano'", layout="nano")
 
 
@@ -206,6 +209,8 @@ def test_openai_s_folder_has_a_tokenizer_and_a_way_to_its_weights(tmp_path, edge
     assert_same_model(folder / "model.npz")
     result = edge(utils.COMMANDS, "inspect", folder / "model.npz")
     assert result.returncode == 0 and "OpenAI's names" in result.stdout
+    utils.convert(folder / "model.npz", tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "gpt2"
 
 
 # ---- what is no model
