@@ -85,6 +85,7 @@ def download_model(repo, folder):
         except NotOnServer as error:
             raise UserError(f"{error}, though {index} names it") from None
 
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         get("config.json")
@@ -94,6 +95,11 @@ def download_model(repo, folder):
         get_weights()
     except OSError as error:
         raise OSError(f"{folder}: cannot write the download: {error.strerror or error}") from None
+    except UserError:  # a mistyped name leaves no folders behind
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
     return folder
 
 

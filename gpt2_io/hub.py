@@ -87,7 +87,11 @@ def find_model(model, models_dir="models", weights=True):
 def nearest(model, places):
     """A name that is much like this one -> " (did you mean NAME?)", or "" where there is none."""
     known = {"tales": "tales", **{name.lower(): name for name in same_models()}}
-    known |= {path.name.lower(): path.name for place in places if place.is_dir() for path in place.iterdir()}
+    for place in places:
+        for path in [*place.glob("*"), *place.glob("*/*")]:
+            name = path.relative_to(place).as_posix()
+            if has_weights(path) or (path.is_file() and path.parent == place):
+                known[name.lower()] = name
     close = difflib.get_close_matches(model.lower(), known, n=1, cutoff=0.75)
     return f" (did you mean {known[close[0]]}?)" if close and known[close[0]] != model else ""
 

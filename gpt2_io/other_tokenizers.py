@@ -24,7 +24,8 @@ class NoEncoder:
                 f'{self.reason}; or give ids for text, as "464 11", or take a tokenizer from elsewhere: --tokenizer '
                 "FOLDER"
             )
-        return check_ids(map(int, re.findall("[0-9]{1,18}", text)), "a prompt", self.n_rows or 2**31)
+        ids = [int(digits[:18]) for digits in re.findall("[0-9]+", text)]  # of thousands of digits Python makes no int
+        return check_ids(ids, "a prompt", self.n_rows or 2**31)
 
     def encode_batch(self, texts):
         return [self.encode(text) for text in texts]
