@@ -259,10 +259,15 @@ def test_no_tokens_to_generate():
 # ---- on the command line
 
 
+@pytest.fixture(scope="module")
+def encoder():
+    return utils.load_model()[0]
+
+
 @pytest.fixture
-def run(edge, monkeypatch):
+def run(edge, monkeypatch, encoder):
     """Run v9 with a tiny model and the bundled vocabulary."""
-    encoder, model = utils.load_model()[0], random_model(np.float32, n_vocab=2048, n_embd=12, n_layer=1)
+    model = random_model(np.float32, n_vocab=2048, n_embd=12, n_layer=1)
     hparams = {"n_head": model.n_head, "n_ctx": 64, "n_vocab": 2048}
     monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, model.params))
     return lambda *arguments: edge(v9.main, *arguments, "-n", 6)

@@ -49,10 +49,24 @@ def tiny(seed=0):
     return random_model(np.float32, n_vocab=2048, n_embd=12, n_head=3, n_layer=1, seed=seed)
 
 
+FINGERPRINTS = []  # (what a fingerprint was made of, it)
+
+
+def fingerprint_once(versions, encoder, hparams, params):
+    """A fingerprint takes all tokens of the encoder; for the same objects it is made once."""
+    for known, (same_encoder, same_params), made in FINGERPRINTS:
+        if known == (versions, hparams) and same_encoder is encoder and same_params is params:
+            return made
+    made = results.fingerprint(versions, encoder, hparams, params)
+    FINGERPRINTS.append(((versions, dict(hparams)), (encoder, params), made))
+    return made
+
+
 @pytest.fixture
 def tiny_model(monkeypatch, encoder):
     """Commands in this process use a model that takes no time, and do not wait for the disk: no power is lost here."""
     monkeypatch.setattr(os, "fsync", lambda file: None)
+    monkeypatch.setattr(jobs, "fingerprint", fingerprint_once)
     hparams = {"n_head": 3, "n_ctx": 64, "n_vocab": 2048}
     monkeypatch.setattr(utils, "load_model", lambda *_, **__: (encoder, hparams, tiny().params))
 

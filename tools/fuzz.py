@@ -82,10 +82,14 @@ sys.addaudithook(watch)
 
 
 def ring(*_):
-    raise Slow
+    if WATCHED["clocks"]:
+        WATCHED["clocks"] = False
+        raise Slow
 
 
 def set_clocks(seconds):
+    """Start two clocks, of which the first to ring is heard; 0 stops them."""
+    WATCHED["clocks"] = seconds > 0
     for clock, bell, factor in ((signal.ITIMER_PROF, signal.SIGPROF, 1), (signal.ITIMER_REAL, signal.SIGALRM, 10)):
         signal.signal(bell, ring)
         signal.setitimer(clock, factor * seconds)
@@ -114,11 +118,15 @@ def judge(name, target, folder, data, traced=True, again=True):
                 warnings.simplefilter("error")  # it would be a line too many on the screen
                 target.read(folder)
         finally:
-            if has_clock:
-                set_clocks(0)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            WATCHED["folder"] = None
+            try:
+                if has_clock:
+                    set_clocks(0)  # one may ring at this very moment
+            finally:
+                if has_clock:
+                    set_clocks(0)
+                peak = tracemalloc.get_traced_memory()[1]
+                tracemalloc.stop()
+                WATCHED["folder"] = None
     except (utils.UserError, OSError) as error:
         message = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else str(error)
         outcome, message = "refused", " ".join(message.split())  # as utils.run shows it
