@@ -24,7 +24,7 @@ from gpt2_io.prompts import WRITE, Index, Line, PromptFile, digest, open_prompts
 from gpt2_io.results import Progress, fingerprint, open_results
 from gpt2_io.rules import NOTHING, check_rules, read_beams, read_bias, words_of
 from gpt2_io.scoring import Scoring
-from gpt2_io.settings import NEUTRAL, check_ids, check_settings, keep_end
+from gpt2_io.settings import DEFAULT_ROWS, NEUTRAL, check_ids, check_settings, choose_rows, keep_end
 
 # ---------------------------------------------------------------- what depends on the version
 
@@ -83,7 +83,7 @@ def run_job(make_task, path, out, rows, model, models_dir, tokenizer, seed=0, n_
 
     make_task(Model, whether the file is one text) -> Completing or Scoring; kinds: for PromptFile.
     """
-    check_settings(batch_size=rows, seed=seed, n_samples=n_samples)
+    check_settings(seed=seed, n_samples=n_samples)
     if out == "":
         raise UserError("--out needs the name of a file")
     if out and out != "-" and path != "-" and os.path.exists(out) and os.path.samefile(path, out):
@@ -284,7 +284,7 @@ class Completing:
 
 
 def complete(
-    file, *, out=None, n_tokens_to_generate: str = "40", rows=16, batch_size: int = None, model="tales",
+    file, *, out=None, n_tokens_to_generate: str = "40", rows=DEFAULT_ROWS, batch_size: int = None, model="tales",
     models_dir="models", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0, seed: int = None,
     n_samples=1, stop=(), ignore_eos=False, logprobs=False, truncate: str = None, tokenizer="", n_beams=1, n_best=1,
     length_penalty=1.0, early_stopping="False", no_repeat_ngram_size=0, min_new_tokens=0, bad_words=(), logit_bias="",
@@ -348,7 +348,7 @@ def complete(
         return Completing(model, settings, n_samples, truncate, flags)
 
     kinds = {"settings": settings, "reserved": ("sample", *RESERVED, *Completing.fields, *["score"] * bool(beams))}
-    n_lines, rows, seed = n_best if beams else n_samples, batch_size or rows, seed or 0
+    n_lines, rows, seed = n_best if beams else n_samples, choose_rows(rows, batch_size), seed or 0
     given = [name for name, value in (("ray_address", ray_address), ("actors", actors), ("parquet", parquet)) if value]
     if ray:
         from gpt2_io import ray_jobs  # needs packages of its own
@@ -365,8 +365,8 @@ def complete(
 
 
 def score(
-    file, *, out=None, stride: int = None, top_logprobs=0, last_tokens: int = None, whole: bool = None, rows=16,
-    batch_size: int = None, model="tales", models_dir="models", tokenizer="",
+    file, *, out=None, stride: int = None, top_logprobs=0, last_tokens: int = None, whole: bool = None,
+    rows=DEFAULT_ROWS, batch_size: int = None, model="tales", models_dir="models", tokenizer="",
 ):
     """Say how likely the model finds each text of a file, and on the last line all of them together.
 
@@ -390,7 +390,7 @@ def score(
         return Scoring(model, stride, top_logprobs, last_tokens, is_whole)
 
     kinds = {"parts": ("prompt", "completion", "text"), "reserved": (*RESERVED, *Scoring.fields), "whole": whole}
-    run_job(make_task, file, out, batch_size or rows, model, models_dir, tokenizer, **kinds)
+    run_job(make_task, file, out, choose_rows(rows, batch_size), model, models_dir, tokenizer, **kinds)
 
 
 COMMANDS = {"complete": complete, "score": score}

@@ -194,6 +194,8 @@ class PromptFile:
         shown = {key: record[key] for key in record if key not in own or key in self.parts} if own else record
         if "custom_id" in record and isinstance(record.get("body"), dict):  # OpenAI's batches: the request is in there
             body = record["body"]
+            if twice := [key for key in record if key in self.known and key in body]:
+                raise UserError(f"{where}: {twice[0]} is there twice, in body too")
             rest = {key: body[key] for key in body if key not in self.known}
             shown = {**shown, "body": rest, **{key: body[key] for key in self.parts if key in body}}
             record = {**record, **body}

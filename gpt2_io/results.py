@@ -71,6 +71,9 @@ def open_results(out, keys, fields):
         if not stat.S_ISREG(os.stat(out).st_mode):  # which raises OSError for links in a circle
             raise UserError(f"--out {out}: not a plain file")
     out = os.path.realpath(out)  # a link stays one
+    new = f"{out}.new"
+    if os.path.lexists(new) and (os.path.isdir(new) or not os.path.exists(f"{out}.part")):  # a job has both at its end
+        raise UserError(f"{new}: results are put in order there, but this is no job's: move it away")
     with open_locked(f"{out}.part") as part:
         results = Results(out, part, keys, fields)
         try:

@@ -99,10 +99,12 @@ def read_bias(bias):
     """JSON {"id": number}, as a text or read already -> {id: number}."""
     try:
         bias = json.loads(bias or "{}") if isinstance(bias, str) else bias
-        bias = {int(key): value for key, value in bias.items()}
+        ids = {int(key): value for key, value in bias.items()}
     except (ValueError, AttributeError, RecursionError):
         raise UserError(f'logit_bias takes JSON such as {{"13": -5}}, not {bias!r:.60}') from None
-    return check_bias(bias)
+    if len(ids) < len(bias):
+        raise UserError(f"logit_bias has an id twice: {bias!r:.60}")
+    return check_bias(ids)
 
 
 def print_beams(encoder, prompts, found, n_tokens_to_generate, n_best, as_json):

@@ -201,15 +201,15 @@ class Scoring:
         """-> ids, and from which on they count. Raises UserError for a line that cannot be done."""
         parts = line.parts
         if "completion" in parts:
-            if ("text" in parts) == ("prompt" in parts):
+            if parts.keys() != {"prompt", "completion"}:
                 raise UserError('"completion" goes with "prompt", and "text" stands alone')
             context, text = self.model.encode(parts["prompt"]), parts["completion"]
             context = context or [self.model.encoder.eot_token]
             ids = context + (self.model.encode(text) if text else [])
-        elif len(parts) != 1:
+        elif parts.keys() != {"text"}:
             raise UserError('a "text" is expected, or a "prompt" with its "completion"')
         else:
-            text = next(iter(parts.values()))
+            text = parts["text"]
             if self.whole:  # what stands around an end of text, a line break as a rule, is layout
                 ids = [i for piece in text.split(EOT) for i in (*self.start, *self.model.encode(piece.strip()))]
             else:

@@ -16,10 +16,11 @@ SETTINGS = {  # name -> kind, lowest, highest
     "min_new_tokens": (WHOLE, 0, math.inf), "n_samples": (WHOLE, 1, 100_000), "temperature": (NUMBER, 0, 1e30),
     "top_k": (WHOLE, 0, math.inf), "top_p": (NUMBER, 0, 1), "min_p": (NUMBER, 0, 1), "seed": (WHOLE, 0, 2**128 - 1),
     "repetition_penalty": (NUMBER, 1e-30, 1e30), "batch_size": (WHOLE, 1, math.inf), "logprobs": (SWITCH, 0, 1),
-    "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
+    "rows": (WHOLE, 1, math.inf), "progress": (SWITCH, 0, 1), "threads": (WHOLE, 1, math.inf),
 }  # fmt: skip
 CALLBACKS = ("on_token", "on_end")
 OPTIONAL = ("chunk", "n_bytes", "n_logits", "seed", "threads", *CALLBACKS)  # None is as good as not given
+DEFAULT_ROWS = 16  # of jobs
 NEUTRAL = {"top_k": 0, "top_p": 1, "min_p": 0, "seed": None, "n_samples": 1}  # all that makes sense at temperature 0
 
 
@@ -46,6 +47,17 @@ def check_settings(**settings):
         idle = [n for n in NEUTRAL if n in settings and (is_list(settings[n]) or settings[n] != NEUTRAL[n])]
         if idle:
             raise UserError(f"{', '.join(idle)} changes nothing at temperature 0: give --temperature 1 too, or another")
+
+
+def choose_rows(rows, batch_size):
+    """How many texts run at once. Raises UserError where both flags are given, which mean the same, and differ."""
+    check_settings(rows=rows)
+    if batch_size is None:
+        return rows
+    check_settings(batch_size=batch_size)
+    if rows not in (DEFAULT_ROWS, batch_size):
+        raise UserError("--rows and --batch_size mean the same: give one of them")
+    return batch_size
 
 
 def check_one(name, value, highest=None):

@@ -196,6 +196,7 @@ BAD_FILES = [
     (b'{"prompt": "a", "model": "124M"}', ["line 1", "'124M'", "--model"]),
     (b'{"prompt": "a", "text": "mine"}', ["line 1", "text", "another name"]),
     (b'{"custom_id": "r", "body": {"prompt": "a", "top_p": 2}}', ["line 1", "top_p"]),
+    (b'{"custom_id": "r", "prompt": "b", "body": {"prompt": "a"}}', ["line 1", "prompt is there twice"]),
 ]  # fmt: skip
 
 
@@ -401,10 +402,12 @@ def test_flags_that_change_nothing(run, done):
     "flags, words",
     [
         (["--n_tokens_to_generate", "ten"], ["whole number or full", "ten"]), (["-n", "-1"], ["n_tokens_to_generate"]),
-        (["--truncate", "right"], ["left"]), (["--rows", "0"], ["batch_size"]), (["--batch_size", "x"], ["batch_size"]),
+        (["--truncate", "right"], ["left"]), (["--rows", "0"], ["rows must"]), (["--batch_size", "x"], ["batch_size"]),
         (["--stop", ""], ["--stop"]), (["--prompts_file", "x"], ["--prompts_file"]), (["--seed", "-1"], ["seed"]),
         (["--max_new_tokens", "3"], ["--n_tokens_to_generate"]), (["--n_samples", "0"], ["n_samples"]),
-        (["--temperature", "-1"], ["temperature"]),
+        (["--temperature", "-1"], ["temperature"]), (["--batch_size", "0"], ["batch_size"]),
+        (["--rows", "2", "--batch_size", "3"], ["mean the same"]),
+        (["--logit_bias", '{"13": -5, "013": 3}'], ["logit_bias", "twice"]),
     ],
 )  # fmt: skip
 def test_flags_that_make_no_sense(run, flags, words):
@@ -864,6 +867,15 @@ def test_a_disk_that_is_full_at_the_end(run, tmp_path, monkeypatch):
     assert batches == [] and len(read(tmp_path / "out.jsonl")) == 6
 
 
+def test_what_stands_where_results_are_put_in_order_is_not_overwritten(run, tmp_path):
+    (tmp_path / "out.jsonl.new").write_text("mine", encoding="utf-8")
+    assert_one_line(run(["a"]), "out.jsonl.new", "move it away")
+    assert (tmp_path / "out.jsonl.new").read_text(encoding="utf-8") == "mine" and not (tmp_path / "out.jsonl").exists()
+    (tmp_path / "out.jsonl.new").unlink()
+    (tmp_path / "out.jsonl.new").mkdir()
+    assert_one_line(run(["a"]), "out.jsonl.new", "move it away")
+
+
 @unix
 def test_a_folder_that_nobody_may_write_to_and_one_that_is_not_there(edge, tiny_model, tmp_path):
     (tmp_path / "p").write_text("a", encoding="utf-8")
@@ -976,6 +988,15 @@ def test_only_the_completion_counts_or_the_last_tokens(score, encoder):
     assert last["logprobs"] == pytest.approx(whole[0]["logprobs"][-2:], abs=1e-5) and last["ids"] == text[-2:]
     (one,), _ = score(lines[:1], "--last_tokens", 1)
     assert one["ids"] == text[-1:]
+
+
+def test_a_prompt_is_no_text_and_a_text_has_no_completion(score):
+    mixed = {"text": "a", "completion": "b"}
+    lines = [{"text": "A fox"}, {"prompt": "A fox"}, {"prompt": "A", "completion": None}]
+    lines += [{**mixed, "prompt": "c"}, mixed]
+    (right, *wrong), total = score(lines, status=1)
+    assert right["logprobs"] and total["n_tokens"] == right["n_tokens"]
+    assert [result["error"][:12] for result in wrong] == ['a "text" is '] * 2 + ['"completion"'] * 2
 
 
 def test_alternatives_and_whether_a_token_was_the_best(score):
