@@ -19,6 +19,7 @@ from gpt2_io.results import Progress, open_locked
 from gpt2_io.settings import check_settings
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # or Ray reports to its makers
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # or Ray 2.50 warns of what later ones do
 INSTALL = "pip install 'ray[data]>=2.50'"
 try:
     import ray

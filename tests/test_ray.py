@@ -566,6 +566,8 @@ def test_the_cluster_file_has_the_form_that_ray_expects():
     config = yaml.safe_load((ROOT / "docs" / "cluster.yaml").read_text(encoding="utf-8"))
     schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(config, schema)
-    assert prepare_local(config)[0]["available_node_types"]["local.cluster.node"]["min_workers"] == 1  # beside the head
+    prepared = prepare_local(config)
+    prepared = prepared if isinstance(prepared, dict) else prepared[0]  # as in Ray 2.50
+    assert prepared["available_node_types"]["local.cluster.node"]["min_workers"] == 1  # beside the head
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**config, "head_start": []}, schema)
