@@ -91,7 +91,9 @@ def test_names_in_a_file_cannot_command_the_terminal(tmp_path, edge):
         write_folder(folder, tensors={**make_tensors(), name: np.ones(2, np.float32)})
         if name == "an adapter":
             (folder / "model.safetensors").unlink()
-            (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "\x1b[31m"}))
+            (folder / "adapter_config.json").write_text(
+                json.dumps({"base_model_name_or_path": "\x1b[31m"}), encoding="utf-8"
+            )
         result = edge(utils.COMMANDS, "inspect", folder)
         assert "\\x1b[31m" in result.stdout + result.stderr and "\x1b" not in result.stdout + result.stderr
 
@@ -164,7 +166,7 @@ def test_nanogpt_with_biases_is_known_by_its_config_or_by_the_flag_and_never_by_
     folder = write_folder(tmp_path / "n", {**config, "block_size": 16, "bias": True}, stored)
     assert_same_model(folder, meant)
     utils.convert(folder, tmp_path / "out2")  # with the words of other programs
-    assert json.loads((tmp_path / "out2" / "config.json").read_text())["n_positions"] == 16
+    assert json.loads((tmp_path / "out2" / "config.json").read_text("utf-8"))["n_positions"] == 16
     refused(folder, "--layout takes nanogpt, not 'nano'", layout="nano")
 
 
@@ -210,7 +212,7 @@ def test_openai_s_folder_has_a_tokenizer_and_a_way_to_its_weights(tmp_path, edge
     result = edge(utils.COMMANDS, "inspect", folder / "model.npz")
     assert result.returncode == 0 and "OpenAI's names" in result.stdout
     utils.convert(folder / "model.npz", tmp_path / "out")
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "gpt2"
+    assert json.loads((tmp_path / "out" / "config.json").read_text("utf-8"))["model_type"] == "gpt2"
 
 
 # ---- what is no model
