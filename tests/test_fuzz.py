@@ -176,7 +176,6 @@ def test_a_reader_without_a_fault_passes_with_the_same_inputs_for_the_same_seed(
 @pytest.mark.slow
 @pytest.mark.extra
 def test_inputs_guided_by_atheris(tmp_path, capsys):
-    pytest.importorskip("atheris", reason="atheris is not there: pip install -e '.[fuzz]'")
     fuzz.main("config", runs=500, guided=True, faults=str(tmp_path / "faults"), out=str(tmp_path / "out.json"))
     count = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["readers"]["config"]
     assert count["inputs"] == 500 and count["loaded"] > 3 and count["refused"] > 3 and count["fault"] == 0
